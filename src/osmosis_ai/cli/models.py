@@ -193,7 +193,7 @@ def deploy(
     model: Annotated[
         str,
         typer.Argument(
-            help="LoRA model, as NAME or BASE:NAME, or checkpoint of a training run: RUN (the best by validation), "
+            help="LoRA model, as NAME or BASE:NAME, or checkpoint of a training run, as RUN (best by validation), "
             "RUN@last or RUN@STEP.",
             autocompletion=complete_model,
         ),
@@ -216,7 +216,7 @@ def deploy(
             name, served = changed.model_name or model, None
             with suppress(PlatformError):
                 served = models.get_lora_model(context.client, name).inference_model
-        steps = [("print a request that it answers", f"osmosis model info {quote(name)}")]
+        steps = [("print an example request", f"osmosis model info {quote(name)}")]
         if served:
             steps.insert(0, ("set this in a config to evaluate it", f'model_path = "{served}"'))
         result = _deployment_result("deploy", name, changed, context)
@@ -261,7 +261,7 @@ def undeploy(model: LoraArgument, yes: YesOption = False) -> OperationResult:
 
 
 MergedOption = Annotated[
-    bool, typer.Option("--merged", help="The adapter merged with its base model, for transformers and vLLM.")
+    bool, typer.Option("--merged", help="Merge the adapter into its base model, for transformers and vLLM.")
 ]
 AllowDownloadOption = Annotated[
     bool, typer.Option("--allow-download", help="Download a missing base model from the Hugging Face Hub.")
@@ -280,10 +280,10 @@ def download(
     merged: MergedOption = False,
     allow_download: AllowDownloadOption = False,
 ) -> OperationResult:
-    """Download a LoRA adapter, or the merged model.
+    """Download a LoRA adapter or a merged model.
 
-    An adapter is in PEFT format, and each file is checked. A merged model needs the extra `train`, the base model, and
-    memory for it. The folder appears only when it is complete.
+    An adapter is in PEFT format, and each file is verified. Merging needs the extra `train`, the base model and enough
+    memory for it. The directory appears only when it is complete.
 
     Examples:
         osmosis model download keen-owl-2-step-40 -o adapters/
@@ -342,7 +342,7 @@ def push(
 ) -> OperationResult:
     """Upload a LoRA adapter to the Hugging Face Hub.
 
-    The token is HF_TOKEN, or that of `hf auth login`. On a terminal, you are asked to confirm.
+    The token comes from HF_TOKEN or `hf auth login`. On a terminal, you are asked to confirm.
 
     Examples:
         osmosis model push keen-owl-2-step-40 my-org/multiplier

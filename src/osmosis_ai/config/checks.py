@@ -276,11 +276,11 @@ def read_settings(
         if is_rl and key in values and not accepts(values[key])
     ]
     if is_rl and values.get("sft_source"):
-        issues.append(Issue("advanced.sft_source", 'is for `method = "sft"`'))
+        issues.append(Issue("advanced.sft_source", 'requires `method = "sft"`'))
     experiment = document.get("experiment")
     validated = values.get("validation_dataset")
     if validated and isinstance(experiment, Mapping) and validated == experiment.get("dataset"):
-        issues.append(Issue("advanced.validation_dataset", "must not be the dataset that the run trains on"))
+        issues.append(Issue("advanced.validation_dataset", "must differ from the training dataset"))
     if base_model_of(model_path_of(document) or "") == TINY_MODEL:
         values.setdefault("lr", TINY_MODEL_LR)
     settings = TrainingSettings(**values)

@@ -95,11 +95,11 @@ class AdvancedSection(ConfigSection):
     """The keys of `[advanced]` for this release's trainer; keys for others are sent as written."""
 
     method: Literal["rl", "sft"] = setting(
-        "rl", "reinforcement learning (rl), or supervised fine-tuning on conversations (sft)"
+        "rl", "reinforcement learning (rl) or supervised fine-tuning on conversations (sft)"
     )
     sft_source: Annotated[str, AfterValidator(_sft_source)] | None = setting(
         None,
-        "conversations of sft: the passing attempts of an evaluation (default: the dataset's rows)",
+        "evaluation whose passing attempts sft trains on (default: the conversations of the dataset)",
         example="run:calm-fox-1",
     )
     # the objective
@@ -126,14 +126,14 @@ class AdvancedSection(ConfigSection):
     )
     validation_rows: CountOrZero | None = setting(
         None,
-        "rows to validate on, drawn at random; 0: no validation (default: 5% of the training dataset, or all rows of "
-        "validation_dataset; at most 100)",
+        "number of validation rows, drawn at random; 0 disables validation (default: 5% of the training dataset, or all "
+        "of validation_dataset, at most 100)",
     )
     validation_attempts: Count = setting(1, "attempts per validation row")
     stop_after_drop: Annotated[Count | None, MAY_CHANGE] = setting(
         None,
-        "end the run after this many validations in a row whose reward is significantly below the best one's: 95%, "
-        "paired by row, adjusted for comparing any two validations",
+        "end the run after this many consecutive validations with a reward significantly below the best one (95%, paired "
+        "by row, adjusted for all pairs of validations)",
     )
     # truncated attempts
     on_truncation: WhenCutOff = setting(
@@ -144,26 +144,26 @@ class AdvancedSection(ConfigSection):
     )
     # where the policy is trained
     backend: Annotated[BackendName, MAY_CHANGE] = setting(
-        "local", "where the policy learns and samples: this machine (local) or a Tinker server (tinker)"
+        "local", "where the policy is trained and sampled: this machine (local) or a Tinker server (tinker)"
     )
     tinker_server: TinkerServerName = setting(
-        "skyrl", "kind of Tinker server: skyrl, hosted (the service of its authors), or other"
+        "skyrl", "type of Tinker server: skyrl, hosted (the service of the API's authors) or other"
     )
     tinker_url: Annotated[str | None, MAY_CHANGE] = setting(
-        None, "URL of the Tinker server; without it, the hosted service's own"
+        None, 'URL of the Tinker server (default with tinker_server = "hosted": the hosted service)'
     )
     # the policy's engine
     policy_engine: EngineName = setting(
         "torch",
-        "sampling engine: this process (torch) or a vLLM server (vllm); on a GPU, the default for models from 1 billion "
-        "parameters is vllm",
+        "sampling engine: this process (torch) or a vLLM server (vllm); on a GPU, vllm is the default for models with at "
+        "least 1 billion parameters",
     )
     vllm_url: Annotated[str | None, MAY_CHANGE] = setting(
-        None, "a running vLLM server, without /v1; it must see the run's directory"
+        None, "URL of a running vLLM server, without /v1; the server needs access to the run's directory"
     )
     vllm_command: Annotated[str | list[str] | None, MAY_CHANGE] = setting(
         None,
-        "alternatively, the command that starts vLLM in its own environment: .../bin/vllm (default: vllm on PATH)",
+        "command that starts vLLM in its own environment, such as /opt/vllm/bin/vllm (default: vllm on PATH)",
     )
     vllm_args: Annotated[list[str], MAY_CHANGE] = setting([], "further arguments of `vllm serve`")
     vllm_start_timeout_s: Annotated[Positive, MAY_CHANGE] = setting(
@@ -273,10 +273,10 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
         is_tiny = model_path == TINY_MODEL
         low, high = TINY_MODEL_USUAL_LR if is_tiny else USUAL_LR
         if not low <= self.lr <= high:
-            what = f"`{TINY_MODEL}`" if is_tiny else "a LoRA of a model of billions of parameters"
-            effect = "the policy hardly moves" if self.lr < low else "the policy is likely to collapse"
+            what = f"`{TINY_MODEL}`" if is_tiny else "a LoRA"
+            effect = "the policy hardly changes" if self.lr < low else "the policy is likely to collapse"
             usual = " to ".join(f"{each:.0e}".replace("e-0", "e-") for each in (low, high))
-            found.append(f"lr = {self.lr:g} is outside the range for {what}, {usual}: {effect}.")
+            found.append(f"lr = {self.lr:g} is outside the usual range for {what} ({usual}): {effect}.")
         if self.rollout_top_p < 1 and self.method == "rl":
             found.append(
                 f"rollout_top_p = {self.rollout_top_p:g} samples from a truncated distribution while the loss "
@@ -306,7 +306,7 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
                 ("loss_type", "kl_coef", "importance_cap", "max_staleness"),
             )
             ignored = [f"`{key}`" for key in keys if getattr(self, key) != fields[key].default]
-            return [f'{", ".join(ignored)}: no effect with method = "sft".'] if ignored else []
+            return [f'{", ".join(ignored)}: ignored with method = "sft".'] if ignored else []
         gspo, usual = self.loss_type == "gspo", TrainingSettings(loss_type=self.loss_type)
         named = [f"`{key}`" for key in ("clip_low", "clip_high") if getattr(self, key) != getattr(usual, key)]
         clips = f"{' and '.join(named)} {'has' if len(named) == 1 else 'have'} no effect"
@@ -333,11 +333,11 @@ def engine_problems(settings: TrainingSettings) -> dict[str, str]:
     places = {"vllm_url": settings.vllm_url, "vllm_command": settings.vllm_command}
     named = [key for key, value in places.items() if value]
     if settings.policy_engine == "torch":
-        return dict.fromkeys(named, 'is for `policy_engine = "vllm"`')
+        return dict.fromkeys(named, 'requires `policy_engine = "vllm"`')
     problems = {}
     if len(named) == 2:
         problems["policy_engine"] = (
-            "vLLM needs either `vllm_url` (a running server) or `vllm_command` (starts one)"
+            "accepts either `vllm_url` (a running server) or `vllm_command` (starts one), not both"
         )
     if settings.vllm_url and not settings.vllm_url.startswith(("http://", "https://")):
         problems["vllm_url"] = "must begin with http:// or https://"
@@ -349,33 +349,35 @@ def engine_problems(settings: TrainingSettings) -> dict[str, str]:
 def backend_problems(settings: TrainingSettings) -> dict[str, str]:
     """Return, by key, what a Tinker server cannot do, or what only makes sense with one."""
     if settings.backend == "local":
-        return {"tinker_url": 'is for `backend = "tinker"`'} if settings.tinker_url else {}
+        return {"tinker_url": 'requires `backend = "tinker"`'} if settings.tinker_url else {}
     problems = {}
     url = urlsplit(settings.tinker_url or "")
     if not settings.tinker_url:
         if settings.tinker_server != "hosted":
-            problems["tinker_url"] = "is missing: the URL of the Tinker server"
+            problems["tinker_url"] = 'is required unless `tinker_server = "hosted"`'
     elif url.scheme not in ("http", "https") or not url.hostname:
         problems["tinker_url"] = "must begin with http:// or https://"
     elif url.scheme == "http" and url.hostname not in ("localhost", "127.0.0.1", "::1"):
-        problems["tinker_url"] = "must begin with https://, except on this machine: it carries the API key"
+        problems["tinker_url"] = (
+            "must begin with https:// unless the server is on this machine, to protect the API key"
+        )
     only_local = {"vllm_url": None, "vllm_command": None, "learner_processes": 1, "shard_model": False}
     for key, default in only_local.items():
         if getattr(settings, key) != default:
-            problems[key] = 'is for `backend = "local"`'
+            problems[key] = 'requires `backend = "local"`'
     if settings.method == "sft":
         return problems
     needs = {"importance_cap": "cispo", "max_staleness": "ppo"}
     for key, loss in needs.items():
         if getattr(settings, key) and loss not in settings.tinker_losses:
             problems[key] = (
-                f'needs the loss `{loss}`, which servers of the kind "{settings.tinker_server}" may lack'
+                f'requires the loss `{loss}`, which `tinker_server = "{settings.tinker_server}"` may not support'
             )
     if settings.loss_type == "gspo":
-        problems["loss_type"] = '"gspo" is no loss of the Tinker API; use grpo, dapo or dr_grpo'
+        problems["loss_type"] = "must be grpo, dapo or dr_grpo: the Tinker API does not support gspo"
     if settings.kl_coef > 0:
         problems["kl_coef"] = "must be 0: the losses of the Tinker API have no KL term"
     for key in ("rollout_temperature", "rollout_top_p"):
         if getattr(settings, key) != 1:
-            problems[key] = "must be 1.0: a Tinker server learns from the whole distribution"
+            problems[key] = "must be 1.0: a Tinker server trains on the full distribution"
     return problems

@@ -589,8 +589,8 @@ class InferenceEngine:
         if refused is None:
             return EngineStoppedError(_FAILED)
         return EngineStoppedError(
-            f"The model server ran out of memory: {refused} could not be allocated. The keys and values of "
-            f"{len(self._batch)} running sequences and of ended ones have {self._batch.cache_bytes / 2**30:.2f} GiB.",
+            f"The model server ran out of memory: {refused} could not be allocated. The KV cache of "
+            f"{len(self._batch)} running sequences and of ended ones uses {self._batch.cache_bytes / 2**30:.2f} GiB.",
             hint=LESS_MEMORY,
         )
 

@@ -51,8 +51,8 @@ def download_merged(
     free = shutil.disk_usage(next(folder for folder in directory.parents if folder.exists())).free
     if free < needed:
         raise OsmosisError(
-            f"the disk of {directory} is too full: {size(free)} of {size(needed)}.",
-            hint="name a directory on another disk with --output",
+            f"the disk of {directory} is too full: {size(free)} free, {size(needed)} needed.",
+            hint="choose a directory on another disk with --output",
         )
     staging = directory.with_name(f".{directory.name}.merging")
     shutil.rmtree(staging, ignore_errors=True)
@@ -147,7 +147,7 @@ def push_to_hub(
         raise OsmosisError(
             f"the Hugging Face Hub refused '{repository}': {error.server_message or f'HTTP {status}'}.",
             code="AUTH_REQUIRED" if is_denied else "PLATFORM_ERROR",
-            hint="use a token that can write to it: `hf auth login`" if is_denied else None,
+            hint="log in with a token that has write access: `hf auth login`" if is_denied else None,
         ) from None
     except (http_error, OSError) as error:
         raise NetworkError(f"the Hugging Face Hub is unreachable: {error}.") from None

@@ -256,8 +256,8 @@ class ModelDownloader:
 def require_unused(directory: Path) -> None:
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConflictError(
-            f"{directory} contains something other than this model.",
-            hint="name another directory with --output, or remove this one",
+            f"{directory} contains other files than this model.",
+            hint="choose another directory with --output, or remove this one",
         )
 
 

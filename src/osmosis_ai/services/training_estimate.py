@@ -117,12 +117,12 @@ def estimate_training(config: Path, *, gpu: str | None, gpu_memory: str | None) 
         raise InvalidConfigError("training", shown, loaded.doubts)
     model_path, settings = base_of(loaded.experiment.model_path), loaded.settings
     if settings.backend == "tinker":
-        raise OsmosisError('With backend = "tinker" the server holds the model: it needs no memory here.')
+        raise OsmosisError('Memory cannot be estimated with backend = "tinker": the server holds the model.')
     own, own_size = this_machine()
     here = model_support(model_path, settings, on_gpu=own != "CPU")
     if not here.is_known:
         raise OsmosisError(
-            f"The memory of '{model_path}' cannot be estimated: its architecture is unknown: {here.model_type}."
+            f"Memory cannot be estimated for '{model_path}': unknown architecture '{here.model_type}'."
         )
     device, size = named or (own, own_size)
     if named is None and own == "CPU" and here.source != "built in":
@@ -166,7 +166,7 @@ def this_machine() -> tuple[str, int]:
 
 def format_machine(device: str, memory: MemoryEstimate) -> str:
     """Return whether a run fits on a machine, for a person."""
-    name = "no GPU" if device == "CPU" else device
+    name = "CPU (no GPU)" if device == "CPU" else device
     return f"{name}: needs {numbers.size(memory.total)}, has {numbers.size(memory.gpu_bytes)}"
 
 
@@ -195,7 +195,7 @@ def check_model(model_path: str, settings: TrainingSettings) -> tuple[ModelSuppo
     if settings.backend == "tinker":
         if base != model_path:
             raise OsmosisError(
-                f"A Tinker server starts from a base model, not from an adapter: {model_path}.",
+                f"A Tinker server cannot start from an adapter: {model_path}.",
                 hint=f'set model_path = "{base}"',
             )
         return None, []
@@ -204,17 +204,18 @@ def check_model(model_path: str, settings: TrainingSettings) -> tuple[ModelSuppo
     except NotFoundError:
         if not (HUB_NAME.fullmatch(base) or Path(base).is_absolute()):
             raise
-        then = "downloads it" if settings.allow_download else "downloads nothing ([advanced].allow_download)"
-        return None, [
-            f"'{base}' is not on this machine: the worker looks for it when the run starts, and {then}. What it needs "
-            "was not checked."
-        ]
+        then = (
+            "may download it"
+            if settings.allow_download
+            else "must have it ([advanced].allow_download is false)"
+        )
+        return None, [f"'{base}' is not on this machine and was not checked. The worker {then}."]
     if found.problem is not None:
         hint = "`osmosis train estimate` prints the memory that the model needs"
         raise OsmosisError(found.problem, hint=hint)
     if not found.is_known:
         return found, [
-            f"The architecture '{found.model_type}' has not been tested: the run may fail at its start."
+            f"The architecture '{found.model_type}' has not been tested. The run may fail when it starts."
         ]
     return found, []
 
@@ -248,7 +249,7 @@ def _named_device(gpu: str | None, gpu_memory: str | None) -> tuple[str, int] | 
         meant = closest(_key(gpu), list(by_key))
         said = f"did you mean {by_key[meant]}? " if meant else ""
         raise OsmosisError(
-            f"there is no GPU `{gpu}` in the list.",
+            f"unknown GPU: {gpu}.",
             hint=f"{said}known GPUs: {', '.join(GPUS)}; for any other use --gpu-memory",
         )
     return name, GPUS[name]

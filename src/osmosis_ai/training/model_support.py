@@ -265,8 +265,7 @@ def model_support(
     samples = settings.method == "rl" and settings.policy_engine == "torch"
     if problem is None and kinds and samples and (is_chosen or on_gpu is not None):
         problem = (
-            f"The torch engine cannot sample from '{model_path}': its layers of kind {', '.join(kinds)} store more "
-            "than keys and values. "
+            f"The torch engine cannot sample from '{model_path}': it does not support {', '.join(kinds)} layers. "
             + ('Set [advanced].policy_engine = "vllm".' if is_chosen or on_gpu else "Use a GPU with vLLM.")
         )
     if needs_weights and source == "folder" and not _has_weights(expanded(model_path)):
@@ -283,12 +282,9 @@ def _problem_of_weights(model_path: str, config: Config, *, is_known: bool) -> s
     quantization = config.get("quantization_config") or text.get("quantization_config")
     if quantization:
         kind = quantization.get("quant_method", "unknown method")
-        return (
-            f"The weights of '{model_path}' are quantized ({kind}), and the learner needs 16-bit or 32-bit weights: "
-            "train a bfloat16 copy of the model."
-        )
+        return f"'{model_path}' has quantized weights ({kind}), which cannot be trained. Use a bfloat16 copy of the model."
     if not is_known and any(text.get(key) for key in _EXPERT_COUNTS):
-        return f"The experts of '{model_path}' would get no adapter: the architecture '{config['model_type']}' is not known."
+        return f"The experts of '{model_path}' cannot get an adapter: unknown architecture '{config['model_type']}'."
     return None
 
 
@@ -342,7 +338,9 @@ def _selecting(targets: str | Sequence[str], full_name: str) -> str | None:
         try:
             selects = targets == "all-linear" or re.fullmatch(targets, full_name)
         except re.error as error:
-            raise OsmosisError(f"lora_targets is not a regular expression: {targets} ({error}).") from error
+            raise OsmosisError(
+                f"lora_targets is not a valid regular expression: {targets} ({error})."
+            ) from error
         return targets if selects else None
     return next((each for each in targets if full_name == each or full_name.endswith(f".{each}")), None)
 

@@ -351,7 +351,7 @@ def test_a_supervised_run_learns_from_the_passing_attempts_of_an_evaluation(
     asked = "advanced.sft_source"
     for source, problem in (
         ("run:absent", "there is no evaluation 'absent'"),
-        (sft["sft_source"], "has not ended"),
+        (sft["sft_source"], "has not finished"),
     ):
         body = refused(api, 400, "INVALID_CONFIG", advanced_config={**sft, "sft_source": source})
         assert problem in issue(body, asked)["message"]
@@ -389,7 +389,7 @@ def test_a_supervised_run_learns_from_the_passing_attempts_of_an_evaluation(
     ("method", "columns", "problem"),
     [
         ("sft", {"user_prompt": "Hi", "ground_truth": "4"}, "has no column 'messages'"),
-        ("rl", {"messages": [{"role": "user", "content": "Hi"}]}, "has conversations and no prompts"),
+        ("rl", {"messages": [{"role": "user", "content": "Hi"}]}, "has conversations but no prompts"),
     ],
 )
 def test_a_dataset_of_the_other_method_is_refused(

@@ -154,7 +154,7 @@ def test_numbers_that_are_none_are_no_step(server, sampled, monkeypatch):
 
 def test_a_server_without_the_model_with_another_key_or_without_answer_is_named(server, monkeypatch):
     settings = settings_for(server)
-    with pytest.raises(OsmosisError, match="does not serve `Qwen/Qwen3-8B`; it serves `osmosis/tiny`"):
+    with pytest.raises(OsmosisError, match=r"does not serve `Qwen/Qwen3-8B` \(available: `osmosis/tiny`\)"):
         TinkerServer(settings, "Qwen/Qwen3-8B", KEY)
     with pytest.raises(OsmosisError, match="refused the API key") as refused:
         TinkerServer(settings, "osmosis/tiny", "tml-another")

@@ -135,7 +135,7 @@ async def test_a_disk_that_refuses_drops_the_logger_with_one_warning(tmp_path: P
     (tmp_path / "file").write_text("")
     notes = await session("tensorboard", tmp_path / "file", {}, {1: 1.0, 2: 2.0})
     [failure] = [note for note in notes if "failed" in note]
-    assert "tensorboard failed and gets no further steps: " in failure and "Not a directory" in failure
+    assert "tensorboard failed and was disabled: " in failure and "Not a directory" in failure
 
 
 async def test_a_server_that_does_not_answer_ends_no_run_and_no_file_has_the_key(

@@ -142,11 +142,11 @@ def test_held_out_rows_are_a_seeded_share_that_is_never_trained_on(tmp_path):
     own = split_rows(dataset, ValidationPlan(path=dataset, rows=3), seed=1)
     assert (len(own.held_out), len(own.training)) == (3, 40)
     assert own.warnings == (
-        "3 of the 3 validation rows are also training rows: the validation overstates what the policy learns.",
+        "3 of the 3 validation rows are also training rows: the validation overstates the improvement.",
     )
     others = write_rows(tmp_path / "others.jsonl", [f"other {i}" for i in range(200)])
     apart = split_rows(dataset, ValidationPlan(path=others), seed=1)
     assert (len(apart.held_out), apart.warnings) == (100, ())
     assert split_rows(dataset, ValidationPlan(rows=0), seed=1).held_out == []
-    with pytest.raises(OsmosisError, match="validation_rows leaves none of the 40 rows to train on"):
+    with pytest.raises(OsmosisError, match="validation_rows leaves no training rows: the dataset has 40"):
         split_rows(dataset, ValidationPlan(rows=40), seed=1)

@@ -196,7 +196,7 @@ def test_conversations_about_one_prompt_are_held_out_together_and_long_ones_are_
     assert tokens.warnings == (
         "1 of 81 conversations are left out: longer than max_prompt_length + max_response_length = 200 tokens.",
     )
-    with pytest.raises(OsmosisError, match="no conversation can be learned from"):
+    with pytest.raises(OsmosisError, match="no conversation is usable for training"):
         tokenise_conversations(
             split, model, ends, settings.model_copy(update={"max_prompt_length": 1, "max_response_length": 1})
         )
@@ -262,7 +262,7 @@ async def test_a_run_lowers_the_loss_on_other_conversations_and_resumes_as_if_un
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
-        ({"policy_engine": "vllm"}, None, "vLLM was not found: .* `vllm` is not on PATH"),
+        ({"policy_engine": "vllm"}, None, "vLLM was not found: `vllm` is not on PATH"),
         (
             {"method": "sft"},
             "CUDA out of memory. Tried to allocate 2.00 GiB.",

@@ -50,7 +50,7 @@ FLAT = [0.3, 0.28, 0.32, 0.31, 0.29] * 4
         (
             {"rollout/raw_reward": [*DEMO["rollout/raw_reward"], *[0.1] * 8]},
             30,
-            "reward collapsed: 0.444 in the last 5 steps, 0.964 in the 5 steps from step 20 on",
+            "reward collapsed: 0.444 in the last 5 steps, 0.964 in the 5 steps from step 20",
             True,
         ),
         ({"rollout/raw_reward": [*FLAT, 0.2, 0.21, 0.2, 0.19, 0.2]}, None, "", False),

@@ -218,7 +218,7 @@ async def test_a_run_whose_rewards_collapsed_ends_with_a_warning(tmp_path):
     warned = [(record.step, warning) for record in world.told.records for warning in record.warnings]
     assert [step for step, warning in warned if "the training reward collapsed: 0." in warning] == [11]
     assert str(ending.warning).startswith("the training reward collapsed: 0.")
-    assert str(ending.warning).endswith("look at the curve before you deploy its last checkpoint.")
+    assert str(ending.warning).endswith("look at the curve before you deploy the last checkpoint.")
 
 
 async def test_a_task_that_is_solved_ends_the_run_with_what_was_learned(tmp_path):
@@ -270,8 +270,8 @@ async def test_a_failing_grader_is_named_at_the_step_where_it_begins_also_after_
     assert [record.unscored for record in records[1:4]] == [{}, *[{"grader exception": 2}] * 2]
     assert {record.step: record.warnings for record in records if record.warnings} == {
         2: [
-            "the grader failed on 2 of 8 attempts (2 x grader exception). The first: KeyError: 'answer'",
-            "2 of 8 attempts (25%) have no reward (2 x grader exception). The first: KeyError: 'answer'",
+            "the grader failed on 2 of 8 attempts (2 x grader exception). First failure: KeyError: 'answer'",
+            "2 of 8 attempts (25%) have no reward (2 x grader exception). First failure: KeyError: 'answer'",
         ]
     }
 
@@ -340,7 +340,7 @@ async def test_validations_far_below_the_best_end_the_run_also_after_a_resume(tm
     ending = await world.run()
     assert (ending.because, world.loop.state.step) == ("reward_dropped", 10)
     assert ending.message == (
-        "the validation reward was significantly below its best value, after step 2, in 2 validations in a row: ended "
+        "the validation reward was significantly below its best value (step 2) in 2 consecutive validations: ended "
         "after step 10 ([advanced].stop_after_drop = 2)."
     )
     warned = {record.step for record in read_history(world.history.path) if record.warnings}

@@ -110,7 +110,7 @@ def _remarks(shown: ShownConversation) -> Iterator[ConversationTurn]:
     frames = (shown.detail.traceback or "").rpartition('  File "')
     if frames[1]:
         last = f"{frames[1]}{frames[2]}".splitlines()[:2]
-        where = "the whole is in --json and on the attempt's page in `osmosis view`"
+        where = "full traceback: --json, or the attempt's page in `osmosis view`"
         yield ConversationTurn("raised", _text("\n".join(map(str.strip, last)) + f"\n({where})"))
     for problem in shown.problems:
         yield ConversationTurn("note", _text(problem))

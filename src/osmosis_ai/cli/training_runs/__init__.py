@@ -87,7 +87,7 @@ def estimate(
     """Estimate the GPU memory that a training run needs.
 
     The default GPU is this machine's. The command also reports whether the model can be trained with the config, and
-    which of its layers get an adapter. Sizes come from a local folder, the Hugging Face cache or a list of usual models.
+    which layers get an adapter. Sizes come from a local folder, the Hugging Face cache or a built-in list of models.
     The command downloads nothing.
 
     Examples:
@@ -119,7 +119,7 @@ def _estimate(found: EstimatedTraining, *, verbose: bool) -> Text:
         facts += model.plan.facts()
     facts += [
         ("This machine", format_machine(found.own_device, found.own_memory)),
-        ("Fits on", ", ".join(suitable) or "no single GPU of the list"),
+        ("Fits on", ", ".join(suitable) or "none of the listed GPUs"),
     ]
     if memory.sessions_that_fit is not None:
         facts.append(("Parallel attempts", f"{memory.sessions_that_fit:,} at full length"))

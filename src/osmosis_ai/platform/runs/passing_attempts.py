@@ -43,10 +43,10 @@ def count_passing(db: Database, workspace_id: str, name: str) -> RowSelection:
     with db.session() as session:
         run = _evaluation(session, workspace_id, name)
         if run.status in OPEN:
-            raise OsmosisError(f"the evaluation '{name}' has not ended; wait for its results.")
+            raise OsmosisError(f"the evaluation '{name}' has not finished.")
         passing = session.scalar(select(func.count()).where(*_passing(run))) or 0
     if not passing:
-        raise OsmosisError(f"the evaluation '{name}' has no passing attempt to learn from.")
+        raise OsmosisError(f"the evaluation '{name}' has no passing attempts.")
     return RowSelection(passing, passing, None, "", EXTENSION)
 
 
@@ -73,8 +73,8 @@ def collect_conversations(
                 found += 1
         if not found:
             raise OsmosisError(
-                f"none of the {len(passing):,} passing attempts of '{name}' can be learned from: their model calls, or the "
-                "tools that they offered, were not recorded."
+                f"none of the {len(passing):,} passing attempts of '{name}' is usable: their model calls or "
+                "tools were not recorded."
             )
         collected.seek(0)
         info = blobs.put(conversations_key(run), cast(BinaryIO, collected))

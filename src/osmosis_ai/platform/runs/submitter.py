@@ -227,7 +227,7 @@ class RunSubmitter:
             _require_columns(found, settings.method == "sft", "advanced.validation_dataset")
             return found.id, found.sha256 or "", found.extension
         if settings.method == "rl" and (settings.validation_rows or 0) >= rows:
-            problem = f"leaves no row to train on: the dataset has {rows:,}"
+            problem = f"leaves no training rows: the dataset has {rows:,}"
             raise rejected([Issue("advanced.validation_rows", problem)])
         return None
 
@@ -406,10 +406,10 @@ def _require_columns(dataset: DbDataset, is_supervised: bool, key: str) -> None:
     columns = {*(dataset.preview or [{}])[0]}
     has_conversations = MESSAGES_COLUMN in columns
     if columns and is_supervised and not has_conversations:
-        problem = f"has no column '{MESSAGES_COLUMN}' with conversations, from which method = \"sft\" learns"
+        problem = f"has no column '{MESSAGES_COLUMN}' (required by method = \"sft\")"
         raise rejected([Issue(key, problem)])
     if not is_supervised and has_conversations and not {PROMPT_COLUMN, METADATA_COLUMN} & columns:
-        problem = 'has conversations and no prompts, which only [advanced].method = "sft" learns from'
+        problem = 'has conversations but no prompts (only usable with [advanced].method = "sft")'
         raise rejected([Issue(key, problem)])
 
 

@@ -70,9 +70,9 @@ class Probe:
 
     def sentence(self) -> str:
         return (
-            f"on {self.tokens} sampled tokens, their log-probabilities differ by {self.mean_abs_gap:.2g} nats on average "
-            f"({self.mean_gap:+.2g} ± {self.gap_stderr:.1g} signed), and the tokens are {self.surprise:+.2g} ± "
-            f"{self.surprise_stderr:.1g} nats more surprising than the learner's own"
+            f"over {self.tokens} sampled tokens, the log-probabilities differ by {self.mean_abs_gap:.2g} nats on average "
+            f"(signed: {self.mean_gap:+.2g} ± {self.gap_stderr:.1g}), and the excess surprise is {self.surprise:+.2g} ± "
+            f"{self.surprise_stderr:.1g} nats"
         )
 
     def require_agreement(self, *, float32: bool, truncated: bool = False, adapter: bool = False) -> None:
@@ -99,7 +99,7 @@ class Probe:
             return
         remedy = _REMEDY
         if adapter:
-            cause = "the server does not apply the adapter, or only to a part of the weights that have one"
+            cause = "the server ignores the adapter, or applies it to only some of its weights"
             remedy = (
                 "use a newer vLLM; a mixture of experts needs 0.22.1 and `--enable-mixed-moe-lora-format`, or "
                 "[advanced].lora_targets without experts"

@@ -33,7 +33,7 @@ import httpx
 import torch
 from torch import Tensor
 
-from osmosis_ai.errors import NetworkError, OsmosisError
+from osmosis_ai.errors import NetworkError, OsmosisError, install_command
 from osmosis_ai.files import write_json
 from osmosis_ai.inference.engine import (
     Dimensions,
@@ -77,7 +77,8 @@ def require_tinker_extra() -> None:
     """Raise OsmosisError unless the client of the Tinker API is installed."""
     if find_spec("tinker") is None:
         raise OsmosisError(
-            'backend = "tinker" needs the package tinker.', hint="pip install 'osmosis-ai[train,tinker]'"
+            'backend = "tinker" needs the extra `tinker`, which is not installed.',
+            hint=f"install it with: {install_command('tinker')}",
         )
 
 
@@ -104,11 +105,11 @@ class TinkerServer:
             self.service = tinker.ServiceClient(base_url=self.url, api_key=self._key)
             served = self.service.get_server_capabilities().supported_models
         except Exception as error:  # the client raises errors of several libraries
-            raise self.lost(error, "could not be asked for its models") from error
+            raise self.lost(error, "did not list its models") from error
         by_name = {model.model_name: model for model in served}
         if model_path not in by_name:
             names = ", ".join(f"`{name}`" for name in sorted(filter(None, by_name))[:10])
-            raise OsmosisError(f"{self.place} does not serve `{model_path}`; it serves {names or 'nothing'}.")
+            raise OsmosisError(f"{self.place} does not serve `{model_path}` (available: {names or 'none'}).")
         self.max_positions: int | None = by_name[model_path].max_context_length
 
     def lost(self, error: Exception, what: str) -> OsmosisError:
@@ -120,7 +121,7 @@ class TinkerServer:
         refused = isinstance(error, (tinker.AuthenticationError, tinker.PermissionDeniedError))
         if refused or status in (401, 403):
             return OsmosisError(
-                f"{self.place} refused the API key.", hint=f"set the secret {API_KEY_ENV} in [secrets]"
+                f"{self.place} refused the API key.", hint=f"list {API_KEY_ENV} in [secrets].required"
             )
         if isinstance(error, (tinker.APIConnectionError, httpx.TransportError)):
             return NetworkError(f"{self.place} could not be reached: {said}")
@@ -337,7 +338,7 @@ class TinkerLearner:
             archive = self.server.archive(saved.path)
             unpack_adapter(archive, directory, self.server.model_path)
         except Exception as error:  # of httpx, the client or a damaged archive
-            raise self.server.lost(error, "did not give the adapter") from error
+            raise self.server.lost(error, "did not return the adapter") from error
 
     def state_dict(self) -> dict[str, Any]:
         """Save the policy and its optimiser on the server; return where."""
@@ -348,7 +349,7 @@ class TinkerLearner:
         """Open a session with the policy and the optimiser that :meth:`state_dict` saved."""
         path = state.get("tinker_path")
         if not isinstance(path, str):
-            raise OsmosisError('the checkpoint was not made with backend = "tinker".')
+            raise OsmosisError('the checkpoint was not saved with backend = "tinker".')
         self._client = self._call(
             lambda: self.server.service.create_training_client_from_state_with_optimizer(
                 path, base_model=self.server.model_path
@@ -410,7 +411,7 @@ def unpack_adapter(archive: bytes, directory: Path, model_path: str) -> None:
             else:
                 (directory / name).write_bytes(content)
     if not found or not (directory / ADAPTER_WEIGHTS).exists():
-        raise ValueError("the archive holds no adapter in PEFT's format")
+        raise ValueError("the archive contains no adapter in PEFT format")
     with safe_open(directory / ADAPTER_WEIGHTS, framework="pt") as weights:
         modules = {key.split(".lora_")[0].rsplit(".", 1)[-1] for key in weights.keys()}  # noqa: SIM118
     found |= {

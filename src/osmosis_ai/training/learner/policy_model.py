@@ -103,7 +103,7 @@ def load_policy(
     trainable, plan = trainable_parameters(policy), support.plan
     if adapter is None and plan is not None and trainable != plan.trainable_parameters:
         raise OsmosisError(
-            f"The adapter on `{model_path}` has {trainable:,} trainable parameters, and the plan has "
+            f"The adapter on `{model_path}` has {trainable:,} trainable parameters instead of the planned "
             f"{plan.trainable_parameters:,}."
         )
     # Training mode must compute what inference mode computes.

@@ -99,7 +99,7 @@ class Loggers:
                     write(record)
         except Exception as error:
             reason = " ".join(str(error).split()) or type(error).__name__
-            self.say(f"{name} failed and gets no further steps: {reason}")
+            self.say(f"{name} failed and was disabled: {reason}")
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def _tensorboard(run: Loggers) -> Iterator[Write]:
 
     logs = run.directory / "tensorboard"
     shutil.rmtree(logs / run.name, ignore_errors=True)
-    run.say(f"tensorboard: look at it with `tensorboard --logdir {logs}`")
+    run.say(f"tensorboard: open it with `tensorboard --logdir {logs}`")
     # A TensorBoard that is open drops the steps it has read before.
     with SummaryWriter(str(logs / run.name), purge_step=0, flush_secs=10) as writer:
         writer.add_text("settings", f"```json\n{json.dumps(run.settings, indent=2)}\n```")
@@ -128,7 +128,7 @@ def _trackio(run: Loggers) -> Iterator[Write]:
     from trackio.sqlite_storage import SQLiteStorage
 
     SQLiteStorage.delete_run(run.project, run.name, run_id=run.id)
-    run.say(f"trackio: look at it with `TRACKIO_DIR={place} trackio show --project {run.project}`")
+    run.say(f"trackio: open it with `TRACKIO_DIR={place} trackio show --project {run.project}`")
     config = {**run.settings, "_Username": None, "_Created": run.created_at, "_Group": None}
 
     def write(record: StepRecord) -> None:
@@ -171,9 +171,7 @@ def _wandb(run: Loggers) -> Iterator[Write]:
         id=run.id, name=run.name, config=run.settings, dir=run.directory, settings=wandb.Settings(**settings)
     )
     try:
-        offline = (
-            f"offline without the secret WANDB_API_KEY; `wandb sync {logged.settings.sync_dir}` uploads it"
-        )
+        offline = f"offline (secret WANDB_API_KEY is not set); upload it with `wandb sync {logged.settings.sync_dir}`"
         run.say(f"wandb: {logged.url if key else offline}")
 
         def write(record: StepRecord) -> None:

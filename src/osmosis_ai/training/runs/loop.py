@@ -232,7 +232,7 @@ class TrainingLoopState:
             return []
         self.reward_dropped = significant_fall(self.start_rewards, rewards, comparisons=validations)
         # The best of several is high by chance too: all pairs count.
-        pairs, best = math.comb(validations + 1, 2), f"its best value, after step {self.best_step}"
+        pairs, best = math.comb(validations + 1, 2), f"its best value at step {self.best_step}"
         fallen = (
             significant_fall(self.best_rewards, rewards, comparisons=pairs, below=best) if stops else None
         )
@@ -245,8 +245,10 @@ class TrainingLoopState:
     def end_after_drop(self, most: int | None) -> StopReason | None:
         if most is None or self.drops < most:
             return None
-        often = "the last validation" if most == 1 else f"{most} validations in a row"
-        what = f"the validation reward was significantly below its best value, after step {self.best_step}, in {often}"
+        often = "the last validation" if most == 1 else f"{most} consecutive validations"
+        what = (
+            f"the validation reward was significantly below its best value (step {self.best_step}) in {often}"
+        )
         by = f"([advanced].stop_after_drop = {most})"
         return StopReason("reward_dropped", f"{what}: ended after step {self.step} {by}.")
 
@@ -344,7 +346,7 @@ class StepLoop(ABC):
                 await self._save_checkpoint(latest.provenance(), keep=True)
             if (collapsed := self.state.reward_dropped or self.state.collapsed) is None:
                 return ending
-            warning = f"{collapsed.rstrip('.')}; look at the curve before you deploy its last checkpoint."
+            warning = f"{collapsed.rstrip('.')}; look at the curve before you deploy the last checkpoint."
             self.hooks.note(warning)
             return replace(ending, warning=warning)
         finally:
@@ -542,7 +544,9 @@ class TrainingLoop(StepLoop):
             if kind in found:
                 causes = {cause: n for cause, n in batch.unscored().items() if cause.startswith(source)}
                 failure = batch.first_failure(source)
-                found[kind] += f" ({format_causes(causes)})" + (f". The first: {failure}" if failure else "")
+                found[kind] += f" ({format_causes(causes)})" + (
+                    f". First failure: {failure}" if failure else ""
+                )
         return list(found.values())
 
     def _batch(self, step: int) -> asyncio.Task[RolloutBatch]:
@@ -588,6 +592,6 @@ class TrainingLoop(StepLoop):
         try:
             await asyncio.to_thread(self.keep_validation, samples)
         except (OSError, TypeError) as error:  # a full disk, or a text that JSON cannot hold, ends no run
-            warnings.append(f"validation: its conversations cannot be listed ({error})")
+            warnings.append(f"the conversations of the validation could not be saved: {error}")
         rewards = rewards_by_row(self.rows.held_out, validation.rewards)
         return Measured(numbers, warnings, finite(rewards))

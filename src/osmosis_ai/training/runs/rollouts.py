@@ -363,5 +363,5 @@ def significant_fall(
     adjusted = f", adjusted for {comparisons} comparisons" if comparisons > 1 else ""
     return (
         f"the validation reward fell {-found.value:.3g} below {below} (95% interval {-found.high:.3g} to "
-        f"{-found.low:.3g}{adjusted}, row by row)"
+        f"{-found.low:.3g}{adjusted}, paired by row)"
     )

@@ -105,7 +105,7 @@ def tokenise_conversations(
         f"{count:,} of {total:,} conversations are left out: {why}." for why, count in left_out.items()
     ]
     if not training:
-        raise OsmosisError(f"no conversation can be learned from. {' '.join(reasons)}")
+        raise OsmosisError(f"no conversation is usable for training. {' '.join(reasons)}")
     return SplitRows(training, held_out, (*rows.warnings, *reasons))
 
 

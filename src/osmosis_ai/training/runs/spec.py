@@ -127,7 +127,9 @@ def split_rows(dataset: Path, plan: ValidationPlan, seed: int) -> SplitRows[Data
     indices = set(plan.choose(len(rows), seed))
     training = {index: row for index, row in enumerate(rows) if index not in indices}
     if not training:
-        raise OsmosisError(f"[advanced].validation_rows leaves none of the {len(rows):,} rows to train on.")
+        raise OsmosisError(
+            f"[advanced].validation_rows leaves no training rows: the dataset has {len(rows):,}."
+        )
     return SplitRows(training, [rows[index] for index in sorted(indices)])
 
 
@@ -138,8 +140,8 @@ def overlap_warnings(training: Iterable[str], held_out: Iterable[str]) -> tuple[
     if not (count := sum(digest in known for digest in validated)):
         return ()
     return (
-        f"{count:,} of the {len(validated):,} validation rows are also training rows: the validation overstates what "
-        "the policy learns.",
+        f"{count:,} of the {len(validated):,} validation rows are also training rows: the validation overstates the "
+        "improvement.",
     )
 
 

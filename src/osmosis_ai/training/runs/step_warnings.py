@@ -73,13 +73,13 @@ def trouble(curves: Curves) -> Iterator[tuple[str, str]]:
     noise = math.sqrt(fmean((b - a) ** 2 for a, b in pairwise(rewards)) / 2)
     is_clear = best - reward > _CLEAR_DROP * noise * math.sqrt(2 / WINDOW)
     if is_clear and reward - lowest < _LOST_REWARD * (best - lowest):
-        of_best = f"{best:.3g} in the {WINDOW} steps from step {start} on"
+        of_best = f"{best:.3g} in the {WINDOW} steps from step {start}"
         yield "reward", f"the training reward collapsed: {reward:.3g} {of_last}, {of_best}."
     is_solved = reward - lowest >= _NEARLY_SOLVED * (highest - lowest)
     was, now = ends("train/entropy_loss")
     if now < _LEAST_ENTROPY * was and not is_solved:
         fell = f"{now:.2g} nats per token {of_last}, {was:.2g} in the first {WINDOW}"
-        yield "entropy", f"the policy's entropy collapsed: {fell}. It no longer tries alternatives."
+        yield "entropy", f"the policy's entropy collapsed: {fell}. The policy no longer explores."
     was, now = ends("rollout/response_lengths")
     if now < _LEAST_LENGTH * was and reward <= first_reward:
         fell = f"{now:.0f} tokens {of_last}, {was:.0f} in the first {WINDOW}"
@@ -88,5 +88,5 @@ def trouble(curves: Curves) -> Iterator[tuple[str, str]]:
         yield "truncated", f"{cut:.0%} of the attempts {of_last} were cut off at max_response_length."
     # The loop reports groups that are all equal, and ends the run.
     if _MOST_EQUAL <= (equal := ends("rollout/zero_variance_fraction")[1]) < 1 and not is_solved:
-        what = f"{equal:.0%} of the groups {of_last} had equal rewards (mean {reward:.3g}) and taught nothing"
-        yield "equal", f"{what}: the task is too hard for the policy, or the grader too coarse."
+        what = f"{equal:.0%} of the groups {of_last} had equal rewards (mean {reward:.3g})"
+        yield "equal", f"{what}: the task is too hard for the policy, or the grader is too coarse."

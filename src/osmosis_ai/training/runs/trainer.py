@@ -90,7 +90,7 @@ def new_learner(spec: TrainingSpec) -> Policy:
     from osmosis_ai.training.engines.tinker_backend import API_KEY_ENV, TinkerLearner, TinkerServer
 
     if spec.adapter is not None:
-        raise OsmosisError("A Tinker server starts from a base model, not from an adapter.")
+        raise OsmosisError("A Tinker server cannot start from an adapter; model_path must name a base model.")
     key = {**os.environ, **spec.env, **spec.secret_values}.get(API_KEY_ENV)
     server = TinkerServer(spec.settings, spec.model_path, key)
     return TinkerLearner(server, spec.settings, run=f"osmosis-{secrets.token_hex(4)}")
@@ -211,8 +211,7 @@ class Trainer:
         found = shutil.which("vllm", path=self.environ.get("PATH"))
         if found is None:
             raise OsmosisError(
-                f"'{self.spec.model_path}' is sampled with vLLM, and vLLM was not found: neither vllm_url nor "
-                "vllm_command is set, and `vllm` is not on PATH.",
+                f"vLLM was not found: `vllm` is not on PATH (required to sample from '{self.spec.model_path}').",
                 hint="install it with `uv venv /opt/vllm && uv pip install -p /opt/vllm vllm` and set "
                 '[advanced].vllm_command = "/opt/vllm/bin/vllm", or set policy_engine = "torch"',
             )
@@ -268,7 +267,7 @@ class Trainer:
         shared = await self._open_learner(stack)
         learner, ranks = shared["learner"], self._ranks
         is_remote = settings.backend == "tinker"
-        hooks.stage(f"opening the policy's engine ({'tinker' if is_remote else settings.policy_engine})")
+        hooks.stage(f"starting the sampling engine ({'tinker' if is_remote else settings.policy_engine})")
         if is_remote:
             engine: PolicyEngine = await self._open_tinker(stack, learner)
         elif settings.policy_engine == "vllm":

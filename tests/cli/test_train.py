@@ -122,7 +122,7 @@ def test_submit_check_describes_model_and_steps(maze: Maze) -> None:
     (maze.workspace.root / CONFIG).write_text(TEXT)
     outcome = maze.osmosis("train", "submit", CONFIG, "--check", "--json")
     assert (
-        "'fern/base-32b' is not on this machine: the worker looks for it when the run starts" in outcome.err
+        "'fern/base-32b' is not on this machine and was not checked. The worker must have it" in outcome.err
     )
     assert "model" not in outcome.resource
     (maze.workspace.root / CONFIG).write_text(TEXT.replace("fern/base-32b", "Qwen/Qwen3-30B-A3B:walker"))
@@ -134,7 +134,7 @@ def test_submit_check_describes_model_and_steps(maze: Maze) -> None:
     steps = {"total": 12, "attempts_per_step": 128, "training_rows": 190, "held_out_rows": 10}
     assert resource["steps"] == steps
     shown = maze.osmosis("train", "submit", CONFIG, "--check", "--plain").out
-    assert "Steps: 12 of up to 128 attempts (190 rows to train on, 10 held out)\nThis machine: " in shown
+    assert "Steps: 12, each with up to 128 attempts (190 training rows, 10 held out)\nThis machine: " in shown
 
 
 @pytest.mark.parametrize(

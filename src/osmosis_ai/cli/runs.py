@@ -655,8 +655,8 @@ def _check(context: PlatformContext, submission: submits.PreparedSubmit) -> Oper
         other = config.settings.validation_dataset
         validated = f"validated on {other}" if other else f"{steps['held_out_rows']:,} held out"
         lists.append(
-            f"Steps: {steps['total']:,} of up to {steps['attempts_per_step']:,} attempts "
-            f"({steps['training_rows']:,} rows to train on, {validated})"
+            f"Steps: {steps['total']:,}, each with up to {steps['attempts_per_step']:,} attempts "
+            f"({steps['training_rows']:,} training rows, {validated})"
         )
         if submission.model is not None and submission.model.is_known:
             lists.append(f"This machine: {describe_own_machine(submission.model)}")

@@ -125,7 +125,7 @@ class LoraPlan:
             ("LoRA", f"{short_count(self.trainable_parameters)} trainable parameters at rank {self.rank}"),
             ("Adapted", "; ".join(f"{group}: {', '.join(names)}" for group, names in groups.items())),
             (
-                "Left out",
+                "Not adapted",
                 ", ".join(f"{name} ({short_count(size)})" for name, size in self.left_out.items() if size),
             ),
         ]

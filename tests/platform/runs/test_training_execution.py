@@ -158,7 +158,7 @@ def check_finished_run(api: TestClient, services: PlatformServices, code: Code, 
     assert made_by["settings"]["lr"] == 2e-3
 
     said = messages(api, run["name"])
-    assert any(line.startswith(f"{STEPS} steps of 16 rollouts on ") for line in said)
+    assert any(line.startswith(f"{STEPS} steps of 16 attempts on ") for line in said)
     assert sum(line.startswith("step ") for line in said) == STEPS + 1
     wait_until(lambda: not list(services.config.runs_dir.glob("*")))
 

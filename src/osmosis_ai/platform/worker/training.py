@@ -212,7 +212,7 @@ class _Hooks(TrainingHooks):
         done = f", {plan.steps_done} of them done" if plan.steps_done else ""
         message = (
             f"{plan.total_steps} steps of {plan.rollouts_per_step} {plan.unit} on {plan.device}{done}; "
-            f"{plan.training_rows} rows to train on, {plan.held_out_rows} held out"
+            f"{plan.training_rows} training rows, {plan.held_out_rows} held out"
         )
         # The run's page marks the resumed step, and shows the adapter.
         about = {"steps_done": plan.steps_done, "adapter": dict(plan.adapter)}

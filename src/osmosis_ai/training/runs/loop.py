@@ -80,7 +80,7 @@ class TrainingPlan:
     steps_done: int
     device: str
     warnings: tuple[str, ...] = ()
-    unit: Literal["rollouts", "conversations"] = "rollouts"
+    unit: Literal["attempts", "conversations"] = "attempts"
     # Which weights have an adapter, by label; empty if unknown.
     adapter: Mapping[str, str] = field(default_factory=dict)
 

@@ -229,7 +229,7 @@ class Trainer:
                 training_rows=len(loop.rows.training),
                 held_out_rows=len(loop.rows.held_out),
                 rollouts_per_step=settings.rollouts_per_step,
-                unit="rollouts" if is_rl else "conversations",
+                unit="attempts" if is_rl else "conversations",
                 total_steps=loop.order.total_steps,
                 steps_done=loop.state.step,
                 device=str(loop.learner.device),

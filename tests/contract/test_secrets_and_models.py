@@ -41,7 +41,8 @@ def test_deleting_a_secret(client: PlatformClient, wire: Wire) -> None:
 
 def test_deploying_and_undeploying(client: PlatformClient, wire: Wire) -> None:
     wire.answers("POST", "/api/cli/models/m/deploy", '{"id": "lo_1", "model_name": "m", "status": "active"}')
-    assert deploy(client, "m").status == "active"
+    deployed, _ = deploy(client, "m")
+    assert deployed.status == "active"
     assert wire.sent == {}
     wire.answers(
         "POST", "/api/cli/models/m/undeploy", '{"id": "lo_1", "model_name": null, "status": "inactive"}'

@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import stat
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,22 +104,6 @@ def test_it_waits_for_a_signal_and_leaves_the_handlers_as_they_were(config: Plat
         # A second signal ends the process at once.
         assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
         assert httpx.get(f"{platform.config.base_url}/health").is_success
-
-
-def test_it_waits_for_nobody_who_watches_a_run_and_tells_them_to_the_end(config: PlatformConfig) -> None:
-    address = "/api/cli/eval-runs/watched/events"
-    with httpx.Client(timeout=300, trust_env=False) as client, ExitStack() as watching:
-        with run_platform(config) as platform:
-            member = World(platform.services).member()
-            add_run(platform.services, member, "watched", status="running")
-            asked = {**member.headers, "Accept": "text/event-stream"}
-            url = f"{platform.config.base_url}{address}"
-            reply = watching.enter_context(client.stream("GET", url, headers=asked))
-            told = reply.iter_lines()
-            assert next(told) == "event: change"
-        # An interrupted stream would raise here.
-        rest = [line for line in told if line]
-    assert [line.partition(":")[0] for line in rest] == ["data", "id"]
 
 
 def test_a_start_without_the_files_that_its_database_names_says_so(

@@ -66,6 +66,7 @@ class StandInTinker:
     Attributes:
         mean_over_sequences: whether losses are divided as SkyRL's JAX backend does; otherwise they are sums.
         lose_at: numbers of the optimiser steps, over all sessions, that find their session lost.
+        fail: statuses of the next answers about gradients.
         nan: whether log-probabilities are not numbers.
         requests: the losses that were asked for, and their configurations.
     """
@@ -73,6 +74,7 @@ class StandInTinker:
     mean_over_sequences: bool = True
     lose_at: set[int] = field(default_factory=set)
     nan: bool = False
+    fail: list[int] = field(default_factory=list)
     requests: list[tuple[str, dict[str, float]]] = field(default_factory=list)
     names: list[str] = field(default_factory=lambda: ["osmosis/tiny"])
     url: str = ""
@@ -112,6 +114,8 @@ class StandInTinker:
         handler = getattr(self, f"_{path.replace('/', '_')}", None)
         if handler is None:
             return web.json_response({"detail": "Not Found"}, status=404)
+        if path == "forward_backward" and self.fail:
+            return web.json_response({"detail": "not now"}, status=self.fail.pop(0))
         if request.content_type == "application/x-protobuf":
             return await asyncio.to_thread(handler, await request.read())
         body = await request.json() if request.method == "POST" else {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -56,21 +58,20 @@ def sampled():
     return sequences, [math.cos(number) for number in range(len(sequences))]
 
 
-@pytest.mark.parametrize("kind", ["skyrl", "hosted"])
+STEPS: list[dict[str, Any]] = [
+    {"loss_type": "dapo"},
+    {"loss_type": "grpo"},
+    {"loss_type": "dr_grpo", "clip_low": 0.1, "clip_high": 0.15},
+    {"loss_type": "grpo", "importance_cap": 1.1},
+]
+
+
+# SkyRL weighs the conversations of sft equally.
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"loss_type": "dapo"},
-        {"loss_type": "grpo"},
-        {"loss_type": "dr_grpo", "clip_low": 0.1, "clip_high": 0.15},
-        {"loss_type": "grpo", "importance_cap": 1.1},
-        {"method": "sft"},
-    ],
-    ids=lambda settings: "-".join(map(str, settings.values())),
+    ("kind", "settings"),
+    [*(("skyrl", step) for step in STEPS), *(("hosted", step) for step in [*STEPS, {"method": "sft"}])],
 )
 def test_a_step_on_a_server_has_the_loss_and_the_gradient_of_a_step_here(server, sampled, kind, settings):
-    if kind == "skyrl" and settings.get("method") == "sft":
-        pytest.skip("SkyRL weighs conversations equally")
     sequences, advantages = sampled
     if settings.get("method") == "sft":
         advantages = [1.0] * len(sequences)
@@ -94,7 +95,6 @@ def test_a_step_on_a_server_has_the_loss_and_the_gradient_of_a_step_here(server,
 
 
 def train(server: StandInTinker, run_dir: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Any:
-    monkeypatch.setenv("TINKER_API_KEY", KEY)
     monkeypatch.setattr(trainer_module, "LOSS_PAUSE_S", 0.01)
     settings = {
         "backend": "tinker", "tinker_url": server.url, "lr": 1e-3, "rollout_batch_size": 2, "n_samples_per_prompt": 4,
@@ -102,7 +102,7 @@ def train(server: StandInTinker, run_dir: Path, monkeypatch: pytest.MonkeyPatch,
         "max_response_length": 64, "kl_interval": 0,
     }  # fmt: skip
     told = Told()
-    return trainer(run_dir, {**settings, **changes}, told), told
+    return trainer(run_dir, {**settings, **changes}, told, secret_values={"TINKER_API_KEY": KEY}), told
 
 
 def rewards(run_dir: Path) -> list[tuple[int, float]]:
@@ -152,6 +152,13 @@ def test_numbers_that_are_none_are_no_step(server, sampled, monkeypatch):
     assert learner.updates == 0
 
 
+def test_a_busy_server_is_asked_again(server, sampled):
+    learner = connect(server)
+    server.fail = [503, 429]
+    assert learner.step(*sampled).updates == 1
+    assert server.fail == []
+
+
 def test_a_server_without_the_model_with_another_key_or_without_answer_is_named(server, monkeypatch):
     settings = settings_for(server)
     with pytest.raises(OsmosisError, match=r"does not serve `Qwen/Qwen3-8B` \(available: `osmosis/tiny`\)"):
@@ -170,14 +177,12 @@ def test_an_archive_writes_only_the_adapter(tmp_path):
     assert list(tmp_path.rglob("*escaped*")) == []
 
 
-def _tar(files: dict[str, bytes]) -> bytes:
-    import io
-    import tarfile
-
+def _tar(files: dict[str, bytes]) -> io.BytesIO:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         for name, content in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
-    return packed.getvalue()
+    packed.seek(0)
+    return packed

@@ -16,18 +16,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import io
 import json
 import logging
 import math
 import os
 import secrets
+import shutil
 import tarfile
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import httpx
 import torch
@@ -67,7 +68,7 @@ STEP_TIMEOUT_S = 3600.0
 CONNECT_TIMEOUT_S = 30.0
 ARCHIVE_TIMEOUT_S = 600.0
 # An adapter of rank 128 on all matrices of a model of a trillion parameters is smaller.
-LARGEST_ARCHIVE = 64 * 2**30
+LARGEST_ADAPTER = 64 * 2**30
 _SEED_MASK = (1 << 31) - 1
 # The client requires a key of this form; a server without accounts ignores it.
 _NO_KEY = "tml-none"
@@ -127,28 +128,26 @@ class TinkerServer:
             return NetworkError(f"{self.place} could not be reached: {said}")
         return SessionLostError(f"{self.place} {what}: {said}")
 
-    def archive(self, sampler_path: str) -> bytes:
-        """Download the archive of a saved adapter."""
+    def download_adapter(self, sampler_path: str, directory: Path) -> None:
+        """Write a saved adapter in PEFT's format to a new ``directory``."""
         run, *_, name = sampler_path.removeprefix("tinker://").split("/")
         checkpoint = f"sampler_weights/{name}" if "/sampler_weights/" in sampler_path else name
         rest = self.service.create_rest_client()
         address = rest.get_checkpoint_archive_url(run, checkpoint).result(timeout=ARCHIVE_TIMEOUT_S).url
         # Only the server itself gets the key; the hosted service answers with a signed address elsewhere.
         own = self.url is not None and httpx.URL(address).host == httpx.URL(self.url).host
-        content = bytearray()
-        with httpx.stream(
-            "GET",
-            address,
-            headers={"X-API-Key": self._key} if own else {},
-            timeout=ARCHIVE_TIMEOUT_S,
-            follow_redirects=True,
-        ) as response:
+        headers = {"X-API-Key": self._key} if own else {}
+        with (
+            tempfile.TemporaryFile(dir=directory.parent) as archive,
+            httpx.stream("GET", address, headers=headers, timeout=ARCHIVE_TIMEOUT_S) as response,
+        ):
             response.raise_for_status()
             for part in response.iter_bytes():
-                content += part
-                if len(content) > LARGEST_ARCHIVE:
+                archive.write(part)
+                if archive.tell() > LARGEST_ADAPTER:
                     raise ValueError("the archive of the adapter is too large")
-        return bytes(content)
+            archive.seek(0)
+            unpack_adapter(archive, directory, self.model_path)
 
 
 @dataclass(frozen=True)
@@ -335,8 +334,7 @@ class TinkerLearner:
             lambda: self.client.save_weights_for_sampler(self._name("adapter")), "could not save the adapter"
         )
         try:
-            archive = self.server.archive(saved.path)
-            unpack_adapter(archive, directory, self.server.model_path)
+            self.server.download_adapter(saved.path, directory)
         except Exception as error:  # of httpx, the client or a damaged archive
             raise self.server.lost(error, "did not return the adapter") from error
 
@@ -393,25 +391,24 @@ def _logprobs(output: Mapping[str, Any]) -> list[float]:
     return values
 
 
-def unpack_adapter(archive: bytes, directory: Path, model_path: str) -> None:
+def unpack_adapter(archive: BinaryIO, directory: Path, model_path: str) -> None:
     """Write an archive's adapter, with a configuration that names its modules and base, to ``directory``."""
     from safetensors import safe_open
 
     directory.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {}
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+    with tarfile.open(fileobj=archive) as tar:
         for member in tar:
             name = Path(member.name).name
             file = tar.extractfile(member) if member.isfile() else None
             if file is None or name not in (ADAPTER_WEIGHTS, ADAPTER_CONFIG):
                 continue
-            content = file.read()
-            if name == ADAPTER_CONFIG:
-                found = json.loads(content)
-            else:
-                (directory / name).write_bytes(content)
-    if not found or not (directory / ADAPTER_WEIGHTS).exists():
-        raise ValueError("the archive contains no adapter in PEFT format")
+            if member.size > LARGEST_ADAPTER:
+                raise ValueError("the adapter is too large")
+            with (directory / name).open("wb") as copy:
+                shutil.copyfileobj(file, copy)
+    if not all((directory / name).exists() for name in (ADAPTER_WEIGHTS, ADAPTER_CONFIG)):
+        raise ValueError("the archive holds no adapter in PEFT's format")
+    found: dict[str, Any] = json.loads((directory / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     with safe_open(directory / ADAPTER_WEIGHTS, framework="pt") as weights:
         modules = {key.split(".lora_")[0].rsplit(".", 1)[-1] for key in weights.keys()}  # noqa: SIM118
     found |= {

@@ -91,7 +91,7 @@ def new_learner(spec: TrainingSpec) -> Policy:
 
     if spec.adapter is not None:
         raise OsmosisError("A Tinker server cannot start from an adapter; model_path must name a base model.")
-    key = {**os.environ, **spec.env, **spec.secret_values}.get(API_KEY_ENV)
+    key = {**spec.env, **spec.secret_values}.get(API_KEY_ENV)
     server = TinkerServer(spec.settings, spec.model_path, key)
     return TinkerLearner(server, spec.settings, run=f"osmosis-{secrets.token_hex(4)}")
 

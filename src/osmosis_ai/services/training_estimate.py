@@ -211,8 +211,7 @@ def check_model(model_path: str, settings: TrainingSettings) -> tuple[ModelSuppo
         )
         return None, [f"'{base}' is not on this machine and was not checked. The worker {then}."]
     if found.problem is not None:
-        hint = "`osmosis train estimate` prints the memory that the model needs"
-        raise OsmosisError(found.problem, hint=hint)
+        raise OsmosisError(found.problem)
     if not found.is_known:
         return found, [
             f"The architecture '{found.model_type}' has not been tested. The run may fail when it starts."

@@ -105,22 +105,31 @@ def plan_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int
 
 
 def collate(rows: Sequence[TrainingRow], device: torch.device) -> MicroBatch:
+    """Put rows into tensors on ``device``.
+
+    Copies to a GPU do not wait for what it computes, so the next micro-batch is prepared meanwhile.
+    """
     longest = max(len(row.ids) for row in rows)
     mask_BS = _padded([row.mask for row in rows], longest, torch.bool)[:, 1:]
     columns_K = mask_BS.any(0).nonzero()[:, 0]
 
+    def moved(tensor: Tensor) -> Tensor:
+        return (
+            tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+        )
+
     def predicted(values: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
-        return _padded(values, longest, dtype)[:, 1:][:, columns_K].to(device)
+        return moved(_padded(values, longest, dtype)[:, 1:][:, columns_K])
 
     return MicroBatch(
-        ids_BT=_padded([row.ids for row in rows], longest, torch.long).to(device),
-        columns_K=columns_K.to(device),
+        ids_BT=moved(_padded([row.ids for row in rows], longest, torch.long)),
+        columns_K=moved(columns_K),
         targets_BK=predicted([row.ids for row in rows], torch.long),
-        mask_BK=mask_BS[:, columns_K].to(device),
+        mask_BK=moved(mask_BS[:, columns_K]),
         logged_logprobs_BK=predicted([row.logprobs for row in rows], torch.float32),
         versions_BK=predicted([row.versions for row in rows], torch.long),
-        advantages_B=torch.tensor([row.advantage for row in rows], dtype=torch.float32, device=device),
-        response_lengths_B=torch.tensor([row.response_length for row in rows], device=device),
+        advantages_B=moved(torch.tensor([row.advantage for row in rows], dtype=torch.float32)),
+        response_lengths_B=moved(torch.tensor([row.response_length for row in rows])),
     )
 
 

@@ -102,6 +102,7 @@ def test_submit_check_on_both_platforms(maze: Maze) -> None:
     [
         ("Qwen/Qwen3.6-35B-A3B", 'Set [advanced].policy_engine = "vllm".'),
         ("../model", "The folder ../model has no weights."),
+        ("./mdel", "The folder ./mdel does not exist."),
         ("no such/model/anywhere", "The folder no such/model/anywhere does not exist."),
     ],
 )
@@ -126,7 +127,9 @@ def test_submit_check_describes_model_and_steps(maze: Maze) -> None:
     )
     assert "model" not in outcome.resource
     (maze.workspace.root / CONFIG).write_text(TEXT.replace("fern/base-32b", "Qwen/Qwen3-30B-A3B:walker"))
-    resource = maze.osmosis("train", "submit", CONFIG, "--check", "--json").resource
+    outcome = maze.osmosis("train", "submit", CONFIG, "--check", "--json")
+    assert "weights of 'Qwen/Qwen3-30B-A3B' are not on this machine. The worker must have it" in outcome.err
+    resource = outcome.resource
     assert resource["model"]["lora"]["target_parameters"] == [
         "mlp.experts.gate_up_proj",
         "mlp.experts.down_proj",
@@ -172,7 +175,9 @@ def test_info_without_metrics(maze: Maze) -> None:
     assert outcome.status == 0
     data = outcome.data
     assert (data["metrics_error"], data["checkpoints"]) == ("gone", [])
-    assert "Metrics  not available: gone" in maze.osmosis("train", "info", "copper", "--plain").out
+    shown = maze.osmosis("train", "info", "copper", "--plain").out
+    assert "Metrics  not available: gone" in shown
+    assert "osmosis train show" not in shown and "print all settings" in shown
 
 
 def test_stop_finished_run_and_empty_level(maze: Maze) -> None:

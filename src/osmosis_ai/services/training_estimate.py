@@ -16,7 +16,13 @@ from osmosis_ai.config.issues import InvalidConfigError, closest
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.sandbox.gpus import visible_gpus
-from osmosis_ai.training.model_support import HUB_NAME, ModelSupport, base_of, model_support
+from osmosis_ai.training.model_support import (
+    HUB_NAME,
+    ModelSupport,
+    base_of,
+    has_cached_weights,
+    model_support,
+)
 from osmosis_ai.training.runs.memory_estimate import MemoryEstimate, estimate
 from osmosis_ai.ui import numbers
 from osmosis_ai.workspace.config_files import TrainingConfig, load_training_config
@@ -199,23 +205,24 @@ def check_model(model_path: str, settings: TrainingSettings) -> tuple[ModelSuppo
                 hint=f'set model_path = "{base}"',
             )
         return None, []
+    can = (
+        "may download it" if settings.allow_download else "must have it ([advanced].allow_download is false)"
+    )
+    then = f"The worker {can}."
     try:
         found = model_support(base, settings, needs_weights=True)
     except NotFoundError:
         if not (HUB_NAME.fullmatch(base) or Path(base).is_absolute()):
             raise
-        then = (
-            "may download it"
-            if settings.allow_download
-            else "must have it ([advanced].allow_download is false)"
-        )
-        return None, [f"'{base}' is not on this machine and was not checked. The worker {then}."]
+        return None, [f"'{base}' is not on this machine and was not checked. {then}"]
     if found.problem is not None:
         raise OsmosisError(found.problem)
     if not found.is_known:
         return found, [
             f"The architecture '{found.model_type}' has not been tested. The run may fail when it starts."
         ]
+    if found.source in ("cache", "shipped") and not has_cached_weights(base):
+        return found, [f"The weights of '{base}' are not on this machine. {then}"]
     return found, []
 
 

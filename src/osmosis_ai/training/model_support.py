@@ -27,7 +27,7 @@ SERVED_BY_TORCH = {"full_attention", "sliding_attention"}
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _SHIPPED = Path(__file__).with_name("model_configs.json")
-HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+HUB_NAME = re.compile(r"(?!.*(--|\.\.))(\w([\w.-]*\w)?/)?\w([\w.-]{0,94}\w)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -271,6 +271,14 @@ def model_support(
     if needs_weights and source == "folder" and not _has_weights(expanded(model_path)):
         problem = f"The folder {model_path} has no weights."
     return ModelSupport(model_path, source, config["model_type"], settings, layout, plan, problem)
+
+
+def has_cached_weights(model_path: str) -> bool:
+    """Return whether the Hugging Face cache has weights of a model."""
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(model_path, "config.json")
+    return isinstance(cached, str) and _has_weights(Path(cached).parent)
 
 
 def _has_weights(folder: Path) -> bool:

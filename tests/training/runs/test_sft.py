@@ -262,7 +262,7 @@ async def test_a_run_lowers_the_loss_on_other_conversations_and_resumes_as_if_un
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
-        ({"policy_engine": "vllm"}, None, "vLLM was not found: `vllm` is not on PATH"),
+        ({"policy_engine": "vllm"}, None, "`vllm` is not on PATH"),
         (
             {"method": "sft"},
             "CUDA out of memory. Tried to allocate 2.00 GiB.",

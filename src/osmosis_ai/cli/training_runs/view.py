@@ -236,9 +236,10 @@ def _next_steps(run: DescribedTraining) -> list[tuple[str, str]]:
     elif run.curves.checkpoints:
         best = "best" if run.curves.best_checkpoint() else "last"
         steps.append((f"deploy the {best} checkpoint", f"osmosis model deploy {name}"))
-    if run.metrics is not None and not run.curves.is_supervised:
+    if run.curves.curves and not run.curves.is_supervised:
         steps.append(("read conversations", f"osmosis train show {name}"))
-    return [*steps, ("print all metrics", f"osmosis train info {name} --verbose")][:_MOST_STEPS]
+    all_of = "metrics" if run.curves.curves else "settings"
+    return [*steps, (f"print all {all_of}", f"osmosis train info {name} --verbose")][:_MOST_STEPS]
 
 
 # -- with --verbose ------------------------------------------------------------------------

@@ -211,7 +211,7 @@ class Trainer:
         found = shutil.which("vllm", path=self.environ.get("PATH"))
         if found is None:
             raise OsmosisError(
-                f"vLLM was not found: `vllm` is not on PATH (required to sample from '{self.spec.model_path}').",
+                f"`vllm` is not on PATH (required to sample from '{self.spec.model_path}').",
                 hint="install it with `uv venv /opt/vllm && uv pip install -p /opt/vllm vllm` and set "
                 '[advanced].vllm_command = "/opt/vllm/bin/vllm", or set policy_engine = "torch"',
             )

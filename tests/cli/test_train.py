@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from osmosis_ai.services import training_estimate
 from osmosis_ai.training.model_support import shipped_configs
 from osmosis_ai.training.runs.metrics import MetricsHistory, StepRecord
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
@@ -117,7 +118,7 @@ def test_submit_check_refuses_a_model_before_anything_else(maze: Maze, model: st
     assert not maze.post("/training-runs/check").called
 
 
-def test_submit_check_describes_model_and_steps(maze: Maze) -> None:
+def test_submit_check_describes_model_and_steps(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
     maze.get("/datasets/maze-walks").respond(json={"id": "ds_31", "status": "uploaded", "row_count": 200})
     maze.post("/training-runs/check").respond(json={"dry_run": True, "commit_sha": "4be1c0f" * 5 + "4be1c"})
     (maze.workspace.root / CONFIG).write_text(TEXT)
@@ -128,7 +129,7 @@ def test_submit_check_describes_model_and_steps(maze: Maze) -> None:
     assert "model" not in outcome.resource
     (maze.workspace.root / CONFIG).write_text(TEXT.replace("fern/base-32b", "Qwen/Qwen3-30B-A3B:walker"))
     outcome = maze.osmosis("train", "submit", CONFIG, "--check", "--json")
-    assert "weights of 'Qwen/Qwen3-30B-A3B' are not on this machine. The worker must have it" in outcome.err
+    assert "'Qwen/Qwen3-30B-A3B' is not on this machine. The worker must have it" in outcome.err
     resource = outcome.resource
     assert resource["model"]["lora"]["target_parameters"] == [
         "mlp.experts.gate_up_proj",
@@ -138,6 +139,15 @@ def test_submit_check_describes_model_and_steps(maze: Maze) -> None:
     assert resource["steps"] == steps
     shown = maze.osmosis("train", "submit", CONFIG, "--check", "--plain").out
     assert "Steps: 12, each with up to 128 attempts (190 training rows, 10 held out)\nThis machine: " in shown
+    for program, setting in (("vllm", 'policy_engine = "vllm"'), ("wandb", 'report_to = ["wandb"]')):
+        monkeypatch.setattr(training_estimate, "which", lambda name: None)
+        monkeypatch.setattr(training_estimate, "find_spec", lambda name: None)
+        changed = TEXT.replace("fern/base-32b", "osmosis/tiny").replace(
+            "[advanced]", f"[advanced]\n{setting}"
+        )
+        (maze.workspace.root / CONFIG).write_text(changed)
+        shown = maze.osmosis("train", "submit", CONFIG, "--check", "--plain").out
+        assert "This machine: cannot train it." in shown and program in shown.split("This machine:")[1]
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ def learned(steps: int = 12) -> TrainingCurves:
             CurveMark(3, "checkpoint", "step 3"),
             CurveMark(4, "restart", "resumed"),
             CurveMark(5, "warning", SCRIPT),
+            CurveMark(6, "warning", SCRIPT),
         ],
         [SavedAdapter("keen-owl-2-step-3", 3, 0.25, 20480, "active"), SavedAdapter("keen-owl-2-step-12", 12)],
         headline=ValidationHeadline(step=steps, reward=0.625, low=0.43, high=0.81, scored=8, planned=8),

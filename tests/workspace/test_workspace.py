@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -283,6 +284,8 @@ def test_generated_configs(workspace: WorkspaceDirectory) -> None:
 def test_commented_settings_of_generated_configs(workspace: WorkspaceDirectory, kind: str) -> None:
     init_rollout(workspace, "capitals")
     path = workspace.root / "configs" / kind / "capitals.toml"
+    keys = [line for line in path.read_text().splitlines() if re.match(r"(# )?\w+ = .* # ", line)]
+    assert {line.index(" # ", 2) for line in keys} == {40}
     lines = [
         line.removeprefix("# ") if line.startswith("# ") and ("=" in line or line.startswith("# [")) else line
         for line in path.read_text().splitlines()

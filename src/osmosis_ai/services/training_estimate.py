@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 from osmosis_ai.config.issues import InvalidConfigError, closest
@@ -222,7 +223,7 @@ def check_model(model_path: str, settings: TrainingSettings) -> tuple[ModelSuppo
             f"The architecture '{found.model_type}' has not been tested. The run may fail when it starts."
         ]
     if found.source in ("cache", "shipped") and not has_cached_weights(base):
-        return found, [f"The weights of '{base}' are not on this machine. {then}"]
+        return found, [f"'{base}' is not on this machine. {then}"]
     return found, []
 
 
@@ -232,6 +233,13 @@ def describe_own_machine(model: ModelSupport) -> str:
     here = model_support(model.model_path, model.settings, on_gpu=own != "CPU")
     if here.problem is not None:
         return f"cannot train it. {here.problem}"
+    settings = here.settings
+    if settings.policy_engine == "vllm" and not (settings.vllm_url or settings.vllm_command or which("vllm")):
+        return (
+            "cannot train it. `vllm` is not on PATH, and [advanced] sets neither vllm_command nor vllm_url."
+        )
+    if missing := [name for name in settings.report_to if find_spec(name) is None]:
+        return f"cannot train it. {' and '.join(missing)} of the extra `loggers` is not installed."
     return format_machine(own, needed_memory(here, own, size))
 
 
@@ -267,7 +275,7 @@ def _key(name: str) -> str:
 
 def own_gpu() -> tuple[str, int] | None:
     """Return the name and memory of this machine's first GPU, without loading torch; None if there is none."""
-    program = shutil.which("nvidia-smi")
+    program = which("nvidia-smi")
     if program is None or not visible_gpus():
         return None
     try:

@@ -397,6 +397,10 @@ def _render(template: str, name: str) -> str:
     from osmosis_ai.config.checks import commented_keys
 
     text = (Path(__file__).parent / "templates" / "rollout" / template).read_text(encoding="utf-8")
+    # The comments stay in one column.
+    text = re.sub(
+        r'^(\w+ = )"\{\{rollout\}\}" +#', lambda key: f'{key[1]}"{name}"'.ljust(40) + " #", text, flags=re.M
+    )
     text = text.replace("{{rollout}}", name)
 
     def unset_keys(section: re.Match[str]) -> str:

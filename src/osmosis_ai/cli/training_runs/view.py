@@ -196,11 +196,7 @@ def _warnings(curves: TrainingCurves) -> Iterator[tuple[str, str]]:
 
 def _marked(curves: TrainingCurves) -> list[tuple[int, str]]:
     """Return the warnings, each with the step where it was first given."""
-    marks: dict[str, int] = {}
-    for mark in curves.marks:
-        if mark.kind == "warning":
-            marks.setdefault(formats.one_line(mark.text), mark.step)
-    return [(step, text) for text, step in marks.items()]
+    return [(mark.step, formats.one_line(mark.text)) for mark in curves.warnings]
 
 
 def _checkpoints(curves: TrainingCurves) -> Iterator[Sequence[str]]:

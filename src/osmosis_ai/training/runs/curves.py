@@ -210,6 +210,15 @@ class TrainingCurves:
         losses = (*self.points(VALIDATION_LOSS), *self.points(TRAINING_LOSS))
         return bool(losses) and not self.points(TRAINING_REWARD)
 
+    @property
+    def warnings(self) -> list[CurveMark]:
+        """The warnings, each where it was first given."""
+        found: dict[str, CurveMark] = {}
+        for mark in self.marks:
+            if mark.kind == "warning":
+                found.setdefault(mark.text, mark)
+        return list(found.values())
+
     def best_checkpoint(self) -> tuple[SavedAdapter, int] | None:
         """Return the checkpoint with the highest validation pass rate, then reward, and among how many it was selected.
 

@@ -302,7 +302,7 @@ def shown_training(
         "charts": list(_charts(curves, smoothing)) if draws else [],
         "smoothing": smoothing,
         "metrics": curves.curves,
-        "warnings": [mark for mark in curves.marks if mark.kind == "warning"],
+        "warnings": curves.warnings,
         "adapters": curves.checkpoints,
         "quote": None,
         "facts": known_facts(detail),

@@ -142,6 +142,10 @@ def test_all_issues_are_reported_at_once(api: TestClient) -> None:
     assert {each["key"] for each in body["issues"]} == {"training.lr", "experiment.model_path"}
     said = issue(body, "experiment.model_path")["message"]
     assert said == "there is no built-in model `osmosis/tinny` (did you mean 'osmosis/tiny'?)"
+    for base in ("osmosis/tiny", "Qwen/Qwen3-8B"):
+        body = refused(api, 400, "INVALID_CONFIG", experiment_config=experiment(model_path=f"{base}:none"))
+        said = issue(body, "experiment.model_path")["message"]
+        assert said.startswith(f"this workspace has no adapter 'none' of `{base}`")
     hybrid = experiment(model_path="Qwen/Qwen3.6-35B-A3B")
     torch = {"policy_engine": "torch"}
     body = refused(api, 400, "INVALID_CONFIG", experiment_config=hybrid, advanced_config=torch)

@@ -307,7 +307,7 @@ def _eval_model_issues(document: Mapping[str, Any], is_adapter: IsAdapter) -> It
                 MODEL_PATH, f"is an adapter of `{base}`, which this platform cannot serve without torch"
             )
         return
-    if (unknown := _unknown_adapter(model_path)) is not None:
+    if (unknown := _unknown_adapter(model_path, base_model_of(model_path))) is not None:
         yield unknown
         return
     placeholders = dict.fromkeys(document["secrets"]["required"], "given when the run starts")
@@ -328,9 +328,8 @@ def is_servable(base_model: str) -> bool:
     return base_model in served_models() or has_train_extra()
 
 
-def _unknown_adapter(model_path: str) -> Issue | None:
-    """Return the issue of a ``model_path`` like ``<built-in model>:<name>`` that names no adapter."""
-    base = base_model_of(model_path)
+def _unknown_adapter(model_path: str, base: str) -> Issue | None:
+    """Return the issue of a ``model_path`` like ``<base>:<name>`` that names no adapter."""
     if base == model_path:
         return None
     name = model_path.rpartition(":")[2]
@@ -359,11 +358,13 @@ class TrainingRequest(RunRequest):
 
 def parse_training_request(body: Mapping[str, Any], is_adapter: IsAdapter) -> TrainingRequest:
     """Check the body of a submit."""
+    from osmosis_ai.training.model_support import base_of
+
     document, issues = check_body(body, TRAINING)
     issues += without_repeats(issues, _settings_issues(document))
     model_path = model_path_of(document)
     if model_path is not None and MODEL_PATH not in {issue.key for issue in issues}:
-        unknown = _unknown_adapter(model_path) or unknown_built_in(model_path)
+        unknown = _unknown_adapter(model_path, base_of(model_path)) or unknown_built_in(model_path)
         if unknown is not None and not is_adapter(model_path):
             issues.append(unknown)
     issues = issues or list(_model_issues(document))

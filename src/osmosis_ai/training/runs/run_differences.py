@@ -65,6 +65,14 @@ class MetricDifference:
     reason: str | None = None
     rows: int | None = None
 
+    @property
+    def where(self) -> str:
+        """The steps of the difference, to follow the title."""
+        if self.last_step is None:
+            return ""
+        over = f"B - A over {self.steps} steps to " if self.steps > 1 else "step "
+        return f", {over}{self.last_step}"
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingVerdict:
@@ -101,9 +109,7 @@ class TrainingDifferences:
         decides = None if self.verdict.metric == TRAINING_REWARD else self.verdict.metric
         return [
             (
-                metric.title
-                + (f", step {metric.last_step}" if metric.last_step is not None else "")
-                + (DECIDES if metric.key == decides else ""),
+                metric.title + metric.where + (DECIDES if metric.key == decides else ""),
                 *map(numbers.compact, (metric.a, metric.b, metric.difference)),
                 numbers.MISSING
                 if metric.low is None

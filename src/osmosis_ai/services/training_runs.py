@@ -234,7 +234,8 @@ def find_checkpoint(client: PlatformClient, reference: str) -> tuple[str, str]:
     if choices:
         choices["last"] = curves.checkpoints[-1].name, f"last, step {curves.checkpoints[-1].step}"
     if (found := curves.best_checkpoint()) is not None:
-        choices["best"] = found[0].name, f"best, selected among {found[1]} validations"
+        of_run = " of a run that became worse" if curves.collapsed else ""
+        choices["best"] = found[0].name, f"best, selected among {found[1]} validations{of_run}"
     # The last policy of a run that collapsed is deployed only by its name.
     which = which or ("best" if "best" in choices or curves.collapsed else "last")
     chosen = choices.get(which)

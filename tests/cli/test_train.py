@@ -190,6 +190,12 @@ def test_info_without_metrics(maze: Maze) -> None:
     assert "osmosis train show" not in shown and "print all settings" in shown
 
 
+def test_info_of_a_failed_run_suggests_no_deployment(maze: Maze) -> None:
+    offer(maze, "failed")
+    failed = maze.osmosis("train", "info", "copper").out
+    assert "model deploy" not in failed and "osmosis train show" in failed
+
+
 def test_stop_finished_run_and_empty_level(maze: Maze) -> None:
     refusal = {"error": "the run copper has ended already.", "code": "RUN_ENDED", "status": "finished"}
     maze.post("/training-runs/copper/stop").respond(status_code=409, json=refusal)

@@ -229,7 +229,7 @@ def _next_steps(run: DescribedTraining) -> list[tuple[str, str]]:
         steps.append(("resume it", f"osmosis train resume {name}"))
     if run.curves.collapsed:
         steps.append(("read the warnings", f"osmosis train logs {name} --level warning"))
-    elif run.curves.checkpoints:
+    elif run.curves.checkpoints and run.run.status not in ("failed", "crashed"):
         best = "best" if run.curves.best_checkpoint() else "last"
         steps.append((f"deploy the {best} checkpoint", f"osmosis model deploy {name}"))
     if run.curves.curves and not run.curves.is_supervised:

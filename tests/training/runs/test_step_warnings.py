@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from osmosis_ai.training.runs.curves import TrainingCurves
+from osmosis_ai.training.runs.curves import SavedAdapter, TrainingCurves
 from osmosis_ai.training.runs.step_warnings import Curves, new_trouble
 
 # The first 27 steps of the demo: the entropy falls below 5% and most groups become equal because the task is solved.
@@ -105,3 +105,18 @@ def test_each_trouble_is_reported_once_where_it_begins(
     assert list(found) == ([] if step is None else [step])
     assert all(words in sentence for sentences in found.values() for sentence in sentences)
     assert TrainingCurves.of(known, {}, [], []).collapsed is is_bad
+
+
+@pytest.mark.parametrize(
+    ("at_start", "best"),
+    [(0.35, "b"), (0.5, "b"), (0.51, None)],
+)
+def test_best_checkpoint_is_as_good_as_the_start(at_start: float, best: str | None) -> None:
+    saved = [SavedAdapter("a", 5, 0.4), SavedAdapter("b", 10, 0.5)]
+    rates = [(0, at_start), (5, 0.4), (10, 0.5)]
+    curves = TrainingCurves.of({"eval/validation/pass_rate": rates}, {}, [], saved)
+    found = curves.best_checkpoint()
+    assert (found and (found[0].name, found[1])) == (best and (best, 2))
+    losses = [(0, 1 - at_start), (5, 0.6), (10, 0.5)]
+    supervised = TrainingCurves.of({"eval/validation/loss": losses}, {}, [], saved).best_checkpoint()
+    assert (supervised and supervised[0].name) == best

@@ -5,6 +5,7 @@ Missing data is omitted. Reading stops at the first damaged line of the history,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -224,12 +225,14 @@ class TrainingCurves:
 
         In a supervised run, it is the checkpoint with the lowest validation loss.
 
-        None without a choice: fewer than two validated checkpoints, or validations of a single attempt.
+        None without a choice: fewer than two validated checkpoints, validations of a single attempt, or no checkpoint
+        that is as good as the policy at the start.
         """
         losses = {point.step: point.value for point in self.points(VALIDATION_LOSS)}
         if measured := [saved for saved in self.checkpoints if saved.step in losses]:
             best = min(measured, key=lambda saved: losses[saved.step])
-            return (best, len(measured)) if len(measured) > 1 else None
+            is_worse = losses[best.step] > losses.get(0, math.inf)
+            return (best, len(measured)) if len(measured) > 1 and not is_worse else None
         rates = {point.step: point.value for point in self.points(VALIDATION_PASS_RATE)}
         no_measure = {
             each.step for each in self.points(VALIDATION_REWARD) if each.is_hollow or each.over == 1
@@ -239,7 +242,11 @@ class TrainingCurves:
             for saved in self.checkpoints
             if saved.reward is not None and saved.step not in no_measure
         ]
-        return (max(rated, key=lambda each: each[:2])[2], len(rated)) if len(rated) > 1 else None
+        if len(rated) < 2:
+            return None
+        value, _, chosen = max(rated, key=lambda each: each[:2])
+        at_start = {point.step: point.value for point in self.points(VALIDATION_REWARD)} | rates
+        return (chosen, len(rated)) if value >= at_start.get(0, value) else None
 
     def hollow_validations(self) -> list[int]:
         """Return the steps after which too few samples of the validation had a score."""

@@ -146,6 +146,12 @@ def test_targets_are_names_ends_of_names_or_an_expression(targets, modules, para
         lora_plan(layout, rank=2, targets=["q_proj", "gate"])
 
 
+@pytest.mark.parametrize("targets", ["(", "a{99999999999}", "(" * 3000 + ")" * 3000])
+def test_an_expression_that_cannot_be_compiled_is_refused(targets):
+    with pytest.raises(OsmosisError, match="is not a valid regular expression"):
+        lora_plan(model_layout(shipped_configs()["Qwen/Qwen3-8B"]), rank=2, targets=targets)
+
+
 def test_an_unknown_architecture_is_refused_only_if_it_has_experts(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "falcon_h1"}')
     found = model_support(str(tmp_path), TORCH)

@@ -345,7 +345,7 @@ def _selecting(targets: str | Sequence[str], full_name: str) -> str | None:
     if isinstance(targets, str):
         try:
             selects = targets == "all-linear" or re.fullmatch(targets, full_name)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise OsmosisError(
                 f"lora_targets is not a valid regular expression: {targets} ({error})."
             ) from error

@@ -147,7 +147,8 @@ def test_all_issues_are_reported_at_once(api: TestClient) -> None:
         said = issue(body, "experiment.model_path")["message"]
         assert said.startswith(f"this workspace has no adapter 'none' of `{base}`")
     hybrid = experiment(model_path="Qwen/Qwen3.6-35B-A3B")
-    torch = {"policy_engine": "torch"}
+    # This expression would take years to match.
+    torch = {"policy_engine": "torch", "lora_targets": r"([\w.]+)+!"}
     body = refused(api, 400, "INVALID_CONFIG", experiment_config=hybrid, advanced_config=torch)
     assert issue(body, "experiment.model_path")["message"].endswith('Set [advanced].policy_engine = "vllm".')
 

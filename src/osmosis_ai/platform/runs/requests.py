@@ -411,8 +411,12 @@ def _model_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
     base = base_of(document["experiment"]["model_path"])
     if not HUB_NAME.fullmatch(base):
         return
+    settings = read_settings(document)
+    if isinstance(settings.lora_targets, str):
+        # A regular expression can backtrack for hours; only the machine that trains matches it.
+        settings = settings.model_copy(update={"lora_targets": "all-linear"})
     try:
-        model_support(base, read_settings(document)).require()
+        model_support(base, settings).require()
     except NotFoundError:
         return
     except OsmosisError as error:

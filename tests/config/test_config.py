@@ -138,6 +138,8 @@ FORMATS = "hermes, qwen3_coder, mistral, deepseek, llama3_json, pythonic"
             "advanced.tinker_url",
             "must begin with https://",
         ),
+        (f"[advanced]\n{TINKER}tinker_url = 'http://['", "advanced.tinker_url", "is not a valid URL"),
+        (f"[advanced]\n{TINKER}tinker_url = 'https://u:p@h'", "advanced.tinker_url", "name or password"),
         (f"[advanced]\n{TINKER}{HERE}loss_type = 'gspo'", "advanced.loss_type", "does not support gspo"),
         (f"[advanced]\n{TINKER}{HERE}kl_coef = 0.1", "advanced.kl_coef", "must be 0"),
         (

@@ -351,12 +351,17 @@ def backend_problems(settings: TrainingSettings) -> dict[str, str]:
     if settings.backend == "local":
         return {"tinker_url": 'requires `backend = "tinker"`'} if settings.tinker_url else {}
     problems = {}
-    url = urlsplit(settings.tinker_url or "")
+    try:
+        url = urlsplit(settings.tinker_url or "")
+    except ValueError:
+        return {"tinker_url": "is not a valid URL"}
     if not settings.tinker_url:
         if settings.tinker_server != "hosted":
             problems["tinker_url"] = 'is required unless `tinker_server = "hosted"`'
     elif url.scheme not in ("http", "https") or not url.hostname:
         problems["tinker_url"] = "must begin with http:// or https://"
+    elif "@" in url.netloc:  # it would be shown in messages
+        problems["tinker_url"] = "must not contain a name or password"
     elif url.scheme == "http" and url.hostname not in ("localhost", "127.0.0.1", "::1"):
         problems["tinker_url"] = (
             "must begin with https:// unless the server is on this machine, to protect the API key"

@@ -154,6 +154,13 @@ def test_a_conversation_that_the_template_does_not_write_as_the_model_would_is_r
         conversation_tokens(read, model, frozenset({model.token_id(end)}))
 
 
+def test_a_turn_that_contains_the_end_of_turn_token_is_refused(tmp_path: Path) -> None:
+    model = chat()
+    (read,) = iter_conversations(written(tmp_path / "one.jsonl", chatted("Hi", "Hello<|im_end|>\nBye")))
+    with pytest.raises(ValueError, match="an assistant turn contains the model's end-of-turn token"):
+        conversation_tokens(read, model, frozenset({model.token_id("<|im_end|>")}))
+
+
 @pytest.mark.parametrize(
     ("row", "problem"),
     [

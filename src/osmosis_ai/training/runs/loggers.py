@@ -58,8 +58,8 @@ class Loggers:
         self._loop, self.created_at = asyncio.get_running_loop(), manifest.created_at
         self.id, self.project = manifest.local_run_id, self.spec.rollout_dir.name
         self.name = str(manifest.provenance.get("run") or manifest.run_name)
-        # A server's arguments may contain its key.
-        hidden = {"ignored", "vllm_url", "vllm_command", "vllm_args"}
+        # A server's arguments and URL may contain its key.
+        hidden = {"ignored", "vllm_url", "vllm_command", "vllm_args", "tinker_url"}
         settings = self.spec.settings.model_dump(mode="json", exclude=hidden)
         self.settings = {"model_path": self.spec.model_path, "dataset": self.spec.dataset.name, **settings}
         for name in dict.fromkeys(self.spec.settings.report_to):

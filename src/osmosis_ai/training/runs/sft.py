@@ -131,6 +131,8 @@ def conversation_tokens(
         end = max((turn.rfind(mark) + len(mark) for mark in marks if mark in turn), default=0)
         if not end or turn[end:].strip():
             raise ValueError("the chat template does not end the turn with the model's end-of-turn token")
+        if any(mark in turn[: end - 1] for mark in marks):  # sampling would have ended there
+            raise ValueError("an assistant turn contains the model's end-of-turn token")
         if any(call["function"]["name"] not in turn for call in message.get("tool_calls", ())):
             raise ValueError("the chat template does not write the assistant's tool calls")
         recording.add(prompt, [SampledToken(id, 0.0) for id in chat.encode(turn[:end])], message)

@@ -152,6 +152,25 @@ def test_an_expression_that_cannot_be_compiled_is_refused(targets):
         lora_plan(model_layout(shipped_configs()["Qwen/Qwen3-8B"]), rank=2, targets=targets)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_hidden_layers": 10**9},
+        {"num_hidden_layers": "x", "model_type": "unknown"},
+        {"layer_types": [{}, 1]},
+        {"vocab_size": "x"},
+        {"hidden_size": float("nan")},
+        {"hidden_size": -64},
+        {"text_config": "x"},
+        {"quantization_config": "awq"},
+    ],
+)
+def test_a_wrong_configuration_is_refused(wrong, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | {"model_type": "llama"} | wrong))
+    with pytest.raises(OsmosisError, match=r"configuration (has|of)"):
+        model_support(str(tmp_path), TORCH)
+
+
 def test_an_unknown_architecture_is_refused_only_if_it_has_experts(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "falcon_h1"}')
     found = model_support(str(tmp_path), TORCH)

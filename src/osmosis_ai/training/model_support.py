@@ -25,6 +25,8 @@ Source = Literal["built in", "folder", "cache", "shipped"]
 LINEAR_ATTENTION = "linear_attention"
 SERVED_BY_TORCH = {"full_attention", "sliding_attention"}
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_COUNTS = ("hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+_MOST_LAYERS = 10_000
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _SHIPPED = Path(__file__).with_name("model_configs.json")
 HUB_NAME = re.compile(r"(?!.*(--|\.\.))(\w([\w.-]*\w)?/)?\w([\w.-]{0,94}\w)?", re.ASCII)
@@ -226,10 +228,13 @@ def read_model_config(model_path: str) -> tuple[Config, Source]:
 def _parsed(path: Path) -> Config:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise OsmosisError(f"{path} cannot be read: {error}") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise OsmosisError(f"{path} has no model_type.")
+    for part in (config, config.get("text_config") or {}):
+        if not isinstance(part, dict) or not isinstance(part.get("quantization_config") or {}, dict):
+            raise OsmosisError(f"{path} is not the configuration of a model.")
     return config
 
 
@@ -424,6 +429,8 @@ def model_layout(config: Config) -> ModelLayout | None:
     sizes = {**family.defaults, **{key: value for key, value in text.items() if value is not None}}
     if text.get("q_lora_rank", 0) is None:
         sizes["q_lora_rank"] = None
+    if wrong := [key for key in _COUNTS if not _is_count(sizes.get(key, 0))]:
+        raise OsmosisError(f"The model's configuration has an invalid {wrong[0]}.")
     try:
         kinds = _layer_kinds(sizes)
         return ModelLayout(
@@ -439,14 +446,24 @@ def model_layout(config: Config) -> ModelLayout | None:
         raise OsmosisError(f"The model's configuration is invalid: {error}.") from error
 
 
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < 2**31
+
+
 def _text_config(config: Config) -> Config:
     return config.get("text_config") or config
 
 
 def _layer_kinds(sizes: Config) -> list[str]:
-    if sizes.get("layer_types"):
-        return list(sizes["layer_types"])
-    interval, layers = sizes.get("full_attention_interval", 1), sizes.get("num_hidden_layers", 0)
+    kinds = sizes.get("layer_types") or []
+    interval, layers = sizes.get("full_attention_interval") or 1, sizes.get("num_hidden_layers") or 0
+    are_kinds = isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)
+    if not (are_kinds and _is_count(interval) and _is_count(layers)):
+        raise OsmosisError("The model's configuration has invalid layers.")
+    if max(layers, len(kinds)) > _MOST_LAYERS:
+        raise OsmosisError(f"The model's configuration has more than {_MOST_LAYERS:,} layers.")
+    if kinds:
+        return list(kinds)
     return [LINEAR_ATTENTION if (number + 1) % interval else "full_attention" for number in range(layers)]
 
 

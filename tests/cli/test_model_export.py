@@ -90,6 +90,7 @@ def test_a_merged_model_computes_what_the_adapter_does(
         ("base", "is not on this machine", "--allow-download"),
         ("disk", "is too full", "--output"),
         ("quantized", "bitsandbytes", None),
+        ("damaged", "cannot be merged", None),
     ],
 )
 def test_what_a_merge_lacks_is_named_and_nothing_is_left(
@@ -102,6 +103,8 @@ def test_what_a_merge_lacks_is_named_and_nothing_is_left(
         offer(maze)
     elif broken == "disk":
         monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10_000}))
+    elif broken == "damaged":
+        (base / "model.safetensors").write_bytes(b"no weights")
     else:
         config = json.loads((base / "config.json").read_text())
         config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}

@@ -95,7 +95,7 @@ def _merged_model(source: Path, adapter: Path, base_model: str, progress: Callab
             done += tensor.nbytes
             progress(done)
         return policy.unload()
-    except (OSError, ValueError, ImportError, RuntimeError, KeyError, AttributeError) as error:
+    except Exception as error:  # damaged files raise errors of several libraries
         raise OsmosisError(f"the adapter cannot be merged with '{base_model}': {error}") from error
 
 

@@ -154,6 +154,14 @@ def test_a_conversation_that_the_template_does_not_write_as_the_model_would_is_r
         conversation_tokens(read, model, frozenset({model.token_id(end)}))
 
 
+def test_arguments_that_are_nested_too_deeply_are_learned_as_text(tmp_path: Path) -> None:
+    model, row = chat(), solved(12, 34)
+    row["messages"][2]["tool_calls"][0]["function"]["arguments"] = "[" * 100_000
+    (read,) = iter_conversations(written(tmp_path / "one.jsonl", row))
+    [sequence] = conversation_tokens(read, model, frozenset({model.token_id("<|im_end|>")}))
+    assert sum(sequence.mask) > 10_000
+
+
 def test_a_turn_that_contains_the_end_of_turn_token_is_refused(tmp_path: Path) -> None:
     model = chat()
     (read,) = iter_conversations(written(tmp_path / "one.jsonl", chatted("Hi", "Hello<|im_end|>\nBye")))

@@ -215,5 +215,5 @@ def _messages_digest(messages: Messages, tools: Messages) -> bytes:
 def _read_arguments(arguments: str) -> Any:
     try:
         return json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments

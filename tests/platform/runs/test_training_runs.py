@@ -147,6 +147,9 @@ def test_all_issues_are_reported_at_once(api: TestClient) -> None:
         said = issue(body, "experiment.model_path")["message"]
         assert said.startswith(f"this workspace has no adapter 'none' of `{base}`")
     hybrid = experiment(model_path="Qwen/Qwen3.6-35B-A3B")
+    body = refused(api, 400, "INVALID_CONFIG", advanced_config={"validation_attempts": 10**9})
+    said = issue(body, "advanced.validation_attempts")["message"]
+    assert said == "validation may have at most 100000 rollouts"
     # This expression would take years to match.
     torch = {"policy_engine": "torch", "lora_targets": r"([\w.]+)+!"}
     body = refused(api, 400, "INVALID_CONFIG", experiment_config=hybrid, advanced_config=torch)

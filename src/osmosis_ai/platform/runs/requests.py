@@ -433,3 +433,6 @@ def _settings_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
     if rollouts > _MAX_ROLLOUTS_PER_STEP:
         problem = f"{rollouts} rollouts are more than the {_MAX_ROLLOUTS_PER_STEP} that one step may have"
         yield Issue("training.rollout_batch_size", problem)
+    if settings.validation_attempts * (settings.validation_rows or 1) > _MAX_ROLLOUTS_PER_STEP:
+        problem = f"validation may have at most {_MAX_ROLLOUTS_PER_STEP} rollouts"
+        yield Issue("advanced.validation_attempts", problem)

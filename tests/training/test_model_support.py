@@ -171,6 +171,12 @@ def test_a_wrong_configuration_is_refused(wrong, tmp_path):
         model_support(str(tmp_path), TORCH)
 
 
+@pytest.mark.parametrize("name", ["a" * 5000, f"{'a' * 5000}/b"])
+def test_a_name_that_no_folder_can_have_is_refused(name):
+    with pytest.raises(OsmosisError, match="cannot be read: File name too long"):
+        model_support(name, TORCH)
+
+
 def test_an_unknown_architecture_is_refused_only_if_it_has_experts(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "falcon_h1"}')
     found = model_support(str(tmp_path), TORCH)

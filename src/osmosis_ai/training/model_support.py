@@ -206,9 +206,13 @@ def read_model_config(model_path: str) -> tuple[Config, Source]:
     if model_path in served_models():
         return _parsed(built_in_model(model_path) / "config.json"), "built in"
     folder = expanded(model_path)
-    if (folder / "config.json").is_file():
+    try:
+        has_config, is_folder = (folder / "config.json").is_file(), folder.is_dir()
+    except OSError as error:
+        raise NotFoundError(f"The model {model_path[:200]} cannot be read: {error.strerror}.") from error
+    if has_config:
         return _parsed(folder / "config.json"), "folder"
-    if folder.is_dir():
+    if is_folder:
         raise NotFoundError(f"The folder {model_path} has no config.json.")
     if not HUB_NAME.fullmatch(model_path):
         raise NotFoundError(f"The folder {model_path} does not exist.")

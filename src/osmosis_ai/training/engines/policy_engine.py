@@ -8,11 +8,14 @@ carries the policy version that sampled it.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.inference.engine import Generation, InferenceEngine, Listener
+from osmosis_ai.inference.engine import Dimensions, Generation, InferenceEngine, Listener
 from osmosis_ai.inference.openai_api import Cancellable, ServedModel, TokenEngine
 
 if TYPE_CHECKING:
@@ -63,3 +66,45 @@ class InProcessPolicyEngine:
         """Exchange the weights between two forward passes; running calls continue with the new ones."""
         state = policy.low_rank_state() if self._unmerged else policy.merged_state()
         await asyncio.to_thread(self._engine.publish, state, version)
+
+
+@dataclass(frozen=True)
+class RemoteModel:
+    config: Dimensions
+
+
+@dataclass(frozen=True)
+class _RunningCalls:
+    tasks: Sequence[asyncio.Task[None]]
+
+    def cancel(self) -> None:
+        for task in self.tasks:
+            task.cancel()  # vLLM stops generating for a client that disconnects
+
+
+class RemotePolicyEngine(ABC):
+    """Samples from a server, with a task for each running call."""
+
+    model: RemoteModel
+
+    def __init__(self, model_path: str) -> None:
+        # The server does not describe its weights.
+        self.fingerprint = hashlib.sha256(model_path.encode()).hexdigest()
+        self.failure: OsmosisError | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def submit(self, generations: Sequence[Generation], listener: Listener) -> Cancellable:
+        tasks = [asyncio.create_task(self._answer(generation, listener)) for generation in generations]
+        self._tasks.update(tasks)
+        for task in tasks:
+            task.add_done_callback(self._tasks.discard)
+        return _RunningCalls(tasks)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @abstractmethod
+    async def _answer(self, generation: Generation, listener: Listener) -> None:
+        """Give ``listener`` the tokens of ``generation``, or the reason why there are none."""

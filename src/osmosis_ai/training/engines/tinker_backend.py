@@ -15,7 +15,6 @@ Weights never pass through this process, except for the adapter of a saved check
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 import math
@@ -45,6 +44,7 @@ from osmosis_ai.inference.engine import (
     Listener,
     SampledToken,
 )
+from osmosis_ai.training.engines.policy_engine import RemoteModel, RemotePolicyEngine
 from osmosis_ai.training.learner.forward_backward import policy_objective
 from osmosis_ai.training.learner.learner import warmed_up
 from osmosis_ai.training.learner.policy import SequenceScores, SessionLostError
@@ -420,48 +420,20 @@ def unpack_adapter(archive: BinaryIO, directory: Path, model_path: str) -> None:
     write_json(directory / ADAPTER_CONFIG, found, durable=False)
 
 
-@dataclass(frozen=True)
-class _Served:
-    config: Dimensions
-
-
-@dataclass(eq=False)
-class _Request:
-    tasks: Sequence[asyncio.Task[None]]
-
-    def cancel(self) -> None:
-        for task in self.tasks:
-            task.cancel()
-
-
-class TinkerEngine:
+class TinkerEngine(RemotePolicyEngine):
     """Samples from the policy of a :class:`TinkerLearner`; a rollout's calls use the newest published version."""
 
     def __init__(self, learner: TinkerLearner, *, end_token_ids: frozenset[int], max_positions: int) -> None:
+        super().__init__(learner.server.model_path)
         self._learner = learner
-        self.model = _Served(Dimensions(max_positions, end_token_ids))
-        self.fingerprint = hashlib.sha256(learner.server.model_path.encode()).hexdigest()
-        self.failure: OsmosisError | None = None
+        self.model = RemoteModel(Dimensions(max_positions, end_token_ids))
         self._sampler: tinker.SamplingClient | None = None
         self._version = 0
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def publish(self, policy: TinkerLearner, version: int) -> None:
         """Sample from the learner's current weights from now on; running calls end with the previous ones."""
         self._sampler = await asyncio.to_thread(policy.new_sampler)
         self._version = version
-
-    def submit(self, generations: Sequence[Generation], listener: Listener) -> _Request:
-        tasks = [asyncio.create_task(self._answer(generation, listener)) for generation in generations]
-        self._tasks.update(tasks)
-        for task in tasks:
-            task.add_done_callback(self._tasks.discard)
-        return _Request(tasks)
-
-    async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _answer(self, generation: Generation, listener: Listener) -> None:
         from tinker import types

@@ -14,14 +14,12 @@ documentation does not state the temperature of its log-probabilities.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import secrets
 import shlex
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +36,11 @@ from osmosis_ai.inference.engine import (
     Listener,
     SampledToken,
 )
+from osmosis_ai.inference.openai_api import Cancellable
 from osmosis_ai.llm.transport import open_session
 from osmosis_ai.processes.service import Service, ServiceSpec, free_port
 from osmosis_ai.sandbox.gpus import VISIBLE_ENV
+from osmosis_ai.training.engines.policy_engine import RemoteModel, RemotePolicyEngine
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
@@ -147,11 +147,6 @@ _UNTRUNCATED: Mapping[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class _Served:
-    config: Dimensions
-
-
 class _TransientError(Exception):
     """A retry may help; it gives the same tokens, which depend on the seed alone."""
 
@@ -160,19 +155,9 @@ class _UnknownError(OsmosisError):
     """The server does not know the requested model or adapter."""
 
 
-@dataclass(eq=False)
-class _Request:
-    tasks: Sequence[asyncio.Task[None]]
-
-    def cancel(self) -> None:
-        for task in self.tasks:
-            task.cancel()  # vLLM stops generating for a client that disconnects
-
-
-class VllmEngine:
+class VllmEngine(RemotePolicyEngine):
     """Serves the policy with a running vLLM server; an async context manager."""
 
-    model: _Served
     _http: aiohttp.ClientSession
 
     def __init__(
@@ -187,6 +172,7 @@ class VllmEngine:
         server: VllmServer | None = None,
         note: Callable[[str], None] = lambda _: None,
     ) -> None:
+        super().__init__(model)
         self._server, self._note = server, note
         self._url = base_url.rstrip("/")
         self._base_model = self._serving = model
@@ -194,43 +180,33 @@ class VllmEngine:
         self._adapters_dir = adapters_dir
         key = server.api_key if server is not None else api_key
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        # The server does not describe its weights.
-        self.fingerprint = hashlib.sha256(model.encode()).hexdigest()
-        self.failure: OsmosisError | None = None
         self._loading = asyncio.Lock()
         self._run = run
         self._version = 0
         self._calls: Counter[str] = Counter()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> VllmEngine:
         self._http = open_session(timeout_s=REQUEST_TIMEOUT_S, headers=self._headers)
         try:
-            self.model = _Served(Dimensions(await self._context_length(), self._end_tokens))
+            self.model = RemoteModel(Dimensions(await self._context_length(), self._end_tokens))
         except BaseException:
             await self._http.close()
             raise
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.close()
         if self._serving != self._base_model:
             await self._unload(self._serving)
         await self._http.close()
 
-    def submit(self, generations: Sequence[Generation], listener: Listener) -> _Request:
+    def submit(self, generations: Sequence[Generation], listener: Listener) -> Cancellable:
         if any(generation.top_p < 1.0 for generation in generations):
             raise OsmosisError(
                 "vLLM gives log-probabilities after `top_p`, which no policy gradient can be computed from.",
                 hint="set `rollout_top_p = 1.0`",
             )
-        tasks = [asyncio.create_task(self._answer(generation, listener)) for generation in generations]
-        self._tasks.update(tasks)
-        for task in tasks:
-            task.add_done_callback(self._tasks.discard)
-        return _Request(tasks)
+        return super().submit(generations, listener)
 
     async def publish(self, policy: Learner, version: int) -> None:
         """Load ``policy`` under a new name for later calls; running calls keep theirs."""

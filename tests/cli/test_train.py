@@ -94,7 +94,7 @@ def test_submit_check_on_both_platforms(maze: Maze) -> None:
     maze.post("/training-runs/check").respond(json={"dry_run": True, "commit_sha": "4be1c0f" * 5 + "4be1c"})
     asked = maze.osmosis("train", "submit", CONFIG, "--check", "--json")
     assert (asked.status, "likely to refuse" in asked.err) == (0, False)
-    assert (asked.json["operation"], asked.resource["unchecked"]) == ("train.check", [])
+    assert (asked.json["operation"], asked.resource["unchecked"]) == ("train.check", ["model"])
     assert not maze.post("/training-runs").called
 
 
@@ -126,7 +126,8 @@ def test_submit_check_describes_model_and_steps(maze: Maze, monkeypatch: pytest.
     assert (
         "'fern/base-32b' is not on this machine and was not checked. The worker must have it" in outcome.err
     )
-    assert "model" not in outcome.resource
+    assert "model" not in outcome.resource and outcome.resource["unchecked"] == ["model"]
+    assert "some checks were not possible" in outcome.json["message"]
     (maze.workspace.root / CONFIG).write_text(TEXT.replace("fern/base-32b", "Qwen/Qwen3-30B-A3B:walker"))
     outcome = maze.osmosis("train", "submit", CONFIG, "--check", "--json")
     assert "'Qwen/Qwen3-30B-A3B' is not on this machine. The worker must have it" in outcome.err
@@ -137,17 +138,29 @@ def test_submit_check_describes_model_and_steps(maze: Maze, monkeypatch: pytest.
     ]
     steps = {"total": 12, "attempts_per_step": 128, "training_rows": 190, "held_out_rows": 10}
     assert resource["steps"] == steps
+    assert "model" in resource["checked"] and not resource["this_machine"]["can_train"]
     shown = maze.osmosis("train", "submit", CONFIG, "--check", "--plain").out
+    assert shown.startswith("maze.toml is valid, but this machine cannot train it.\n")
     assert "Steps: 12, each with up to 128 attempts (190 training rows, 10 held out)\nThis machine: " in shown
+    assert "submit it for a worker on another machine" in shown
+    tinker = 'backend = "tinker"\ntinker_server = "hosted"'
+    (maze.workspace.root / CONFIG).write_text(TEXT.replace("[advanced]", f"[advanced]\n{tinker}"))
+    outcome = maze.osmosis("train", "submit", CONFIG, "--check", "--json")
+    assert outcome.resource["unchecked"] == ["model"]
+    assert "The Tinker server checks 'fern/base-32b' when the run starts." in outcome.err
+    (maze.workspace.root / CONFIG).write_text(TEXT.replace("fern/base-32b", "osmosis/tiny"))
+    monkeypatch.setattr(training_estimate, "this_machine", lambda: ("CPU", 2**34))
+    assert maze.osmosis("train", "submit", CONFIG, "--check").out.startswith("maze.toml can be submitted.")
     for program, setting in (("vllm", 'policy_engine = "vllm"'), ("wandb", 'report_to = ["wandb"]')):
         monkeypatch.setattr(training_estimate, "which", lambda name: None)
         monkeypatch.setattr(training_estimate, "find_spec", lambda name: None)
+        monkeypatch.setattr(training_estimate, "has_train_extra", lambda: True)
         changed = TEXT.replace("fern/base-32b", "osmosis/tiny").replace(
             "[advanced]", f"[advanced]\n{setting}"
         )
         (maze.workspace.root / CONFIG).write_text(changed)
         shown = maze.osmosis("train", "submit", CONFIG, "--check", "--plain").out
-        assert "This machine: cannot train it." in shown and program in shown.split("This machine:")[1]
+        assert "this machine cannot train it." in shown and program in shown.split("This machine:")[1]
 
 
 @pytest.mark.parametrize(

@@ -633,7 +633,9 @@ def _check(context: PlatformContext, submission: submits.PreparedSubmit) -> Oper
     unchecked = [each for each in submission.unchecked if each != "dataset"]
     checked = [each for each in submits.CHECKS if each not in unchecked]
     resource = {**submission.resource(), "checked": checked, "unchecked": unchecked}
-    correct = f"{path.name} can be submitted."
+    message, submit = f"{path.name} can be submitted.", "submit it"
+    if unchecked:
+        message = f"No problems found in {path.name}, but some checks were not possible."
     names = {"Checked": checked, "Not checked": unchecked}
     lists = [
         f"{label}: {', '.join(submits.CHECKS[each] for each in some)}"
@@ -641,32 +643,30 @@ def _check(context: PlatformContext, submission: submits.PreparedSubmit) -> Oper
         if some
     ]
     config = submission.config
-    is_checked = not config.doubts and "limits" not in unchecked
-    if (
-        isinstance(config, TrainingConfig)
-        and is_checked
-        and dataset.row_count
-        and config.settings.method == "rl"
-    ):
-        from osmosis_ai.services.training_estimate import describe_own_machine, planned_steps
+    if isinstance(config, TrainingConfig) and not config.doubts and "limits" not in unchecked:
+        from osmosis_ai.services.training_estimate import check_own_machine, planned_steps
 
-        steps = planned_steps(dataset.row_count, config.settings)
-        resource["steps"] = steps
-        other = config.settings.validation_dataset
-        validated = f"validated on {other}" if other else f"{steps['held_out_rows']:,} held out"
-        lists.append(
-            f"Steps: {steps['total']:,}, each with up to {steps['attempts_per_step']:,} attempts "
-            f"({steps['training_rows']:,} training rows, {validated})"
-        )
+        if dataset.row_count and config.settings.method == "rl":
+            steps = planned_steps(dataset.row_count, config.settings)
+            resource["steps"] = steps
+            other = config.settings.validation_dataset
+            validated = f"validated on {other}" if other else f"{steps['held_out_rows']:,} held out"
+            lists.append(
+                f"Steps: {steps['total']:,}, each with up to {steps['attempts_per_step']:,} attempts "
+                f"({steps['training_rows']:,} training rows, {validated})"
+            )
         if submission.model is not None and submission.model.is_known:
-            lists.append(f"This machine: {describe_own_machine(submission.model)}")
+            can_train, reason = check_own_machine(submission.model)
+            resource["this_machine"] = {"can_train": can_train, "reason": reason}
+            lists.append(f"This machine: {reason}")
+            if not can_train:
+                message = f"{path.name} is valid, but this machine cannot train it."
+                submit = "submit it for a worker on another machine"
     return OperationResult(
         operation=f"{kind}.check",
-        message=f"No problems found in {path.name}, but some checks were not possible."
-        if unchecked
-        else correct,
+        message=message,
         resource={**resource, "dataset": dataset_item(dataset), **context.resource()},
-        next_steps=[*lists, *formats.next_block([("submit it", f"osmosis {kind} submit {shown}")])],
+        next_steps=[*lists, *formats.next_block([(submit, f"osmosis {kind} submit {shown}")])],
         next_steps_structured=[{"action": f"{kind}_submit", "config": shown}],
     )
 

@@ -17,6 +17,7 @@ from osmosis_ai.config.issues import InvalidConfigError, closest
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.sandbox.gpus import visible_gpus
+from osmosis_ai.training import has_train_extra
 from osmosis_ai.training.model_support import (
     HUB_NAME,
     ModelSupport,
@@ -205,7 +206,7 @@ def check_model(model_path: str, settings: TrainingSettings) -> tuple[ModelSuppo
                 f"A Tinker server cannot start from an adapter: {model_path}.",
                 hint=f'set model_path = "{base}"',
             )
-        return None, []
+        return None, [f"The Tinker server checks '{base}' when the run starts."]
     can = (
         "may download it" if settings.allow_download else "must have it ([advanced].allow_download is false)"
     )
@@ -227,20 +228,22 @@ def check_model(model_path: str, settings: TrainingSettings) -> tuple[ModelSuppo
     return found, []
 
 
-def describe_own_machine(model: ModelSupport) -> str:
-    """Return whether this machine can train a known model, for a person."""
+def check_own_machine(model: ModelSupport) -> tuple[bool, str]:
+    """Return whether this machine can train a known model, and the reason for a person."""
     own, size = this_machine()
     here = model_support(model.model_path, model.settings, on_gpu=own != "CPU")
     if here.problem is not None:
-        return f"cannot train it. {here.problem}"
+        return False, here.problem
     settings = here.settings
-    if settings.policy_engine == "vllm" and not (settings.vllm_url or settings.vllm_command or which("vllm")):
-        return (
-            "cannot train it. `vllm` is not on PATH, and [advanced] sets neither vllm_command nor vllm_url."
-        )
+    if not has_train_extra():
+        return False, "the extra `train` is not installed."
+    uses_vllm = settings.method == "rl" and settings.policy_engine == "vllm"
+    if uses_vllm and not (settings.vllm_url or settings.vllm_command or which("vllm")):
+        return False, "`vllm` is not on PATH, and [advanced] sets neither vllm_command nor vllm_url."
     if missing := [name for name in settings.report_to if find_spec(name) is None]:
-        return f"cannot train it. {' and '.join(missing)} of the extra `loggers` is not installed."
-    return format_machine(own, needed_memory(here, own, size))
+        return False, f"{' and '.join(missing)} of the extra `loggers` is not installed."
+    memory = needed_memory(here, own, size)
+    return memory.fits is not False, format_machine(own, memory)
 
 
 def _named_device(gpu: str | None, gpu_memory: str | None) -> tuple[str, int] | None:

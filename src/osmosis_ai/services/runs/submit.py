@@ -65,7 +65,7 @@ CHECKS = {
     "model": "the model",
     "commit": "the commit",
     "rollout": "the rollout's directory at that commit",
-    "limits": "its own limits on the settings",
+    "limits": "the platform's limits on the settings",
 }
 """Display names of all checks that can refuse a submit."""
 
@@ -257,6 +257,8 @@ def prepare_submission(
         *exposure_warnings(supplied),
     ]
     unchecked = {"import"} if imported.kind != "imported" else set()
+    if isinstance(loaded, TrainingConfig) and (model is None or not model.is_known):
+        unchecked.add("model")
     if verdict is None:
         unchecked |= {*_ONLY_THE_PLATFORM, *(["secrets"] if doubt else [])}
         doubts.append(doubt)

@@ -173,7 +173,9 @@ def test_validation_dataset_is_checked_like_the_training_dataset(
     submitted(api, advanced_config={"validation_rows": 199})
 
 
-def test_minimal_submit_uses_defaults_and_notes_unknown_keys(api: TestClient) -> None:
+def test_minimal_submit_uses_defaults_and_notes_unknown_keys(
+    api: TestClient, services: PlatformServices
+) -> None:
     body = {"experiment_config": experiment(), "advanced_config": {"of_another_trainer": 1}}
     run = api.post(RUNS, json=body).json()
     detail = api.get(f"{RUNS}/{run['name']}").json()
@@ -181,6 +183,11 @@ def test_minimal_submit_uses_defaults_and_notes_unknown_keys(api: TestClient) ->
     assert detail["training_run"]["notes"] == (
         "[advanced] `of_another_trainer`: not a setting of this trainer, ignored."
     )
+    note = detail["training_run"]["notes"]
+    line = LogLine(note, "warning", step="warning", details={"training_step": 0})
+    services.logs.append(run["id"], [line])
+    assert api.get(f"{RUNS}/{run['name']}").json()["training_run"].get("notes") is None
+    assert note in [mark["text"] for mark in api.get(f"{RUNS}/{run['name']}/metrics").json()["marks"]]
 
 
 def test_kinds_are_separate(api: TestClient) -> None:

@@ -409,6 +409,28 @@ def test_newest_complete_validation_is_kept_without_secrets(
     assert {key.split("/")[3].partition("-")[0] for key in keys} == {"4"}
 
 
+def test_warnings_of_a_step_are_published_before_it(machine: Machine) -> None:
+    """A reader that polls the step fetches its curves and warnings once."""
+    sync, seen = machine.client.sync, list[str]()
+
+    def record(shard_id: str, token: Any, request: Any, **options: Any) -> Any:
+        seen.extend(line.message for line in (request.log.lines if request.log else ()))
+        seen.extend(f"publish {step.step}" for step in (request.training.steps if request.training else ()))
+        return sync(shard_id, token, request, **options)
+
+    def train(fake: FakeTrainer) -> StopReason:
+        for step in (1, 2):
+            taken = StepRecord(step, 1000, {TRAINING_REWARD: 0.5}, warnings=[f"warning of step {step}"])
+            fake.hooks.warning(step, taken.warnings[0])
+            fake.hooks.step(taken, STEPS)
+        return StopReason("stopped", "stopped.")
+
+    machine.submit().patch.setattr(machine.client, "sync", record)
+    machine.work(train)
+    for step in (1, 2):
+        assert seen.index(f"warning of step {step}") < seen.index(f"publish {step}")
+
+
 @pytest.mark.e2e
 def test_only_a_worker_that_trains_imports_torch() -> None:
     program = (

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pytest
+from scipy.special import stdtrit
 
 from osmosis_ai.training.runs.curves import SavedAdapter, TrainingCurves
-from osmosis_ai.training.runs.step_warnings import Curves, new_trouble
+from osmosis_ai.training.runs.step_warnings import Curves, has_collapsed, new_trouble
 
 # The first 27 steps of the demo: the entropy falls below 5% and most groups become equal because the task is solved.
 DEMO = {
@@ -41,6 +43,16 @@ def test_a_healthy_run_has_no_warnings() -> None:
     assert (found, TrainingCurves.of(curves, {}, [], []).collapsed) == ({}, False)
 
 
+def certain(rewards: Sequence[float], half: float) -> dict[str, list[float]]:
+    """Return rewards with an interval of this half width at each step."""
+    ends = {"low": -half, "high": half}
+    return {
+        "rollout/raw_reward": list(rewards),
+        **{f"rollout/reward_{end}": [each + to for each in rewards] for end, to in ends.items()},
+    }
+
+
+EARLY = [0.5, 0.52, 0.48, 0.05, 0.02, 0.03, 0.02]
 FLAT = [0.3, 0.28, 0.32, 0.31, 0.29] * 4
 
 
@@ -53,6 +65,14 @@ FLAT = [0.3, 0.28, 0.32, 0.31, 0.29] * 4
             "reward collapsed: 0.444 in the last 5 steps, 0.964 in the 5 steps from step 20",
             True,
         ),
+        (
+            certain(EARLY, 0.07),
+            5,
+            "collapsed: 0.035 in the last 2 steps, 0.51 in the 2 steps from step 1",
+            True,
+        ),
+        (certain(EARLY, 0.3), None, "", False),
+        ({"rollout/raw_reward": EARLY}, None, "", False),
         ({"rollout/raw_reward": [*FLAT, 0.2, 0.21, 0.2, 0.19, 0.2]}, None, "", False),
         (
             {"rollout/raw_reward": FLAT, "train/entropy_loss": [0.5] * 5 + [0.02] * 15},
@@ -120,3 +140,42 @@ def test_best_checkpoint_is_as_good_as_the_start(at_start: float, best: str | No
     losses = [(0, 1 - at_start), (5, 0.6), (10, 0.5)]
     supervised = TrainingCurves.of({"eval/validation/loss": losses}, {}, [], saved).best_checkpoint()
     assert (supervised and supervised[0].name) == best
+
+
+def unchanged_policy(runs: int, prompts: int, rate: float, spread: float, noise: float) -> list[Curves]:
+    """Return runs of a policy that does not change: prompts of different difficulty, 8 attempts each, 30 steps."""
+    generator = np.random.default_rng(7)
+    shape = (runs, 30, prompts)
+    rates = generator.beta(rate * spread, (1 - rate) * spread, shape)[..., None]
+    if noise:  # a reward with partial credit
+        rewards = np.clip(rates + noise * generator.standard_normal((*shape, 8)), 0, 1)
+    else:
+        rewards = (generator.random((*shape, 8)) < rates).astype(float)
+    of_prompts = rewards.mean(-1)
+    mean, half = (
+        of_prompts.mean(-1),
+        stdtrit(prompts - 1, 0.975) * of_prompts.std(-1, ddof=1) / np.sqrt(prompts),
+    )
+    lowest, highest = rewards.min((2, 3)), rewards.max((2, 3))
+    metrics = {
+        "rollout/raw_reward": mean,
+        "rollout/reward_low": np.maximum(mean - half, lowest),
+        "rollout/reward_high": np.minimum(mean + half, highest),
+        "rollout/reward_min": lowest,
+        "rollout/reward_max": highest,
+    }
+    return [{key: list(enumerate(values[run], 1)) for key, values in metrics.items()} for run in range(runs)]
+
+
+@pytest.mark.parametrize("prompts", [2, 16])
+@pytest.mark.parametrize("rate", [0.05, 0.3])
+@pytest.mark.parametrize(("spread", "noise"), [(1.0, 0.0), (1000.0, 0.0), (1.0, 0.1)])
+def test_a_policy_that_does_not_change_rarely_collapses(
+    prompts: int, rate: float, spread: float, noise: float
+) -> None:
+    runs = unchanged_policy(200, prompts, rate, spread, noise)
+    false = sum(
+        any(has_collapsed({key: points[:step] for key, points in curves.items()}) for step in range(4, 31))
+        for curves in runs
+    )
+    assert false / len(runs) <= 0.05

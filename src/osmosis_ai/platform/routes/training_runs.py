@@ -50,12 +50,15 @@ def list_training_runs(services: Services, scope: WorkspaceScope, page: Paging) 
 @router.get("/{name_or_id}")
 @quick_read
 def get_training_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.TrainingRunDetail:
-    """Return one run. `notes` contains warnings about its config, and the reason if it ended early."""
+    """Return one run. `notes` contains the reason if it ended early, and warnings that its metrics do not have yet."""
     run = services.runs.get(scope.workspace_id, "training", name_or_id)
     request = read_training_request(run.request)
     results = run.results or {}
     warnings = request.settings.warnings(base_model_of(run.model_path))
-    notes = " ".join(filter(None, [*warnings, results.get("ending")]))
+    marked = {mark.text for mark in logged_marks(services.logs, run.id)}
+    notes = " ".join(
+        filter(None, [*(each for each in warnings if each not in marked), results.get("ending")])
+    )
     return wire.TrainingRunDetail(
         training_run=wire.DescribedTrainingRun(
             **runs.run_fields(run, run_url(services, scope.workspace, run.kind, run.name)),

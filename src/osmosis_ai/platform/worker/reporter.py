@@ -288,7 +288,7 @@ class Reporter:
                 return
             self._notify("round")
             try:
-                is_full = self._exchange()
+                is_full = self.exchange()
                 next_at = self._clock.monotonic() + (0.0 if is_full else self._next_poll_s)
             except LeaseLostError:
                 if not self._has_ended:
@@ -309,7 +309,7 @@ class Reporter:
                 self._is_cut_off = True
                 self._notify("cut_off")
 
-    def _exchange(self) -> bool:
+    def exchange(self) -> bool:
         """Report what is new; return whether it did not all fit."""
         with self._exchanging:
             log = self._next_log()
@@ -431,7 +431,7 @@ class Reporter:
             pass
         if not (self._parcels or self._log or self._facts):
             return False
-        self._exchange()
+        self.exchange()
         return True
 
     def _collect_some(self) -> bool:

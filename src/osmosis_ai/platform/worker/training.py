@@ -291,14 +291,17 @@ class TrainingReports:
         start = wire.TrainingStart(total_steps=plan.total_steps, steps_done=plan.steps_done)
         self._send(wire.TrainingNews(start=start))
 
-    def append(self, records: Iterable[StepRecord]) -> None:
+    def append(self, records: Sequence[StepRecord]) -> None:
+        # The log has the warnings of a step, and readers look at both when the step appears.
+        while any(record.warnings for record in records) and self._reporter.insist(self._reporter.exchange):
+            pass
         for steps in _exchanges(records):
             self._send(wire.TrainingNews(steps=steps))
 
     def catch_up(self) -> None:
         """Publish every step, every due checkpoint and the newest validation that are in the directory."""
         self.keep_validation()
-        self.append(read_history(self._directory.metrics))
+        self.append(list(read_history(self._directory.metrics)))
         self.keep_due()
 
     def keep_validation(self) -> None:

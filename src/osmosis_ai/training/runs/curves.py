@@ -41,7 +41,7 @@ from osmosis_ai.training.runs.metrics import (
     read_history,
 )
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
-from osmosis_ai.training.runs.step_warnings import collapse
+from osmosis_ai.training.runs.step_warnings import has_collapsed
 from osmosis_ai.ui.numbers import number_range, percent
 
 _MOST_LOG_BYTES = 32 << 20
@@ -200,7 +200,7 @@ class TrainingCurves:
         by_step = sorted([*marks, *saved], key=lambda mark: mark.step)
         curves, headline = viewed_curves(metrics, titles), ValidationHeadline.of(metrics)
         dropped = [value for _, value in metrics.get(VALIDATION_DROPPED, ())][-1:] == [1.0]
-        return cls(curves, by_step, checkpoints, validation, headline, dropped or bool(collapse(metrics)))
+        return cls(curves, by_step, checkpoints, validation, headline, dropped or has_collapsed(metrics))
 
     def points(self, key: str) -> Sequence[CurveValue]:
         return next((curve.points for curve in self.curves if curve.key == key), ())

@@ -50,7 +50,7 @@ from osmosis_ai.training.runs.rollouts import (
     with_truncation_rule,
 )
 from osmosis_ai.training.runs.run_directory import ValidationSamples
-from osmosis_ai.training.runs.step_warnings import collapse, new_trouble
+from osmosis_ai.training.runs.step_warnings import has_collapsed, new_trouble
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
@@ -204,7 +204,7 @@ class TrainingLoopState:
     reward_dropped: str | None = None
     best_rewards: list[float | None] | None = None
     best_step: int = 0
-    collapsed: str | None = None
+    collapsed: bool = False
     drops: int = 0
 
     def judge_rewards(self, batch: RolloutBatch, learnable: LearnerBatch) -> list[str]:
@@ -344,9 +344,11 @@ class StepLoop(ABC):
                 await self._save_checkpoint({**self.provenance, "metrics": self._metrics}, keep=True)
             elif latest is not None and not latest.kept:  # later sessions must not replace it
                 await self._save_checkpoint(latest.provenance(), keep=True)
-            if (collapsed := self.state.reward_dropped or self.state.collapsed) is None:
+            if not (self.state.reward_dropped or self.state.collapsed):
                 return ending
-            warning = f"{collapsed.rstrip('.')}; look at the curve before you deploy the last checkpoint."
+            warning = (
+                "The policy became worse; look at the run's warnings before you deploy its last checkpoint."
+            )
             self.hooks.note(warning)
             return replace(ending, warning=warning)
         finally:
@@ -537,7 +539,7 @@ class TrainingLoop(StepLoop):
     def _new_trouble(self, batch: RolloutBatch, metrics: Mapping[str, float]) -> list[str]:
         records = (*read_history(self.history.path), StepRecord(batch.step, 0, dict(metrics)))
         curves = curves_of(records)
-        found, self.state.collapsed = new_trouble(curves), collapse(curves)
+        found, self.state.collapsed = new_trouble(curves), has_collapsed(curves)
         if self.state.unscored:  # none has a reward, which is reported with its causes
             return []
         for kind, source in (("unscored", ""), ("grader", "grader")):

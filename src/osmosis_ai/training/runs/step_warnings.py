@@ -8,14 +8,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from statistics import fmean
+from statistics import NormalDist, fmean
 
-from osmosis_ai.training.runs.metrics import GRADER_FAILURES, TRAINING_REWARD
+from osmosis_ai.training.runs.metrics import (
+    GRADER_FAILURES,
+    TRAINING_REWARD,
+    TRAINING_REWARD_HIGH,
+    TRAINING_REWARD_LOW,
+)
 
 Curves = Mapping[str, Sequence[tuple[int, float]]]
 
 WINDOW = 5
 """Steps over which a mean is taken, and for which a warning is not repeated."""
+_FIRST_COLLAPSE = 4
+"""The first step at which a collapse of the reward is looked for, with means of 2 steps."""
 # In 200 steps of a policy that does not change, at most one run in twenty has such a drop by chance (simulated).
 _CLEAR_DROP = 5.0
 _LOST_REWARD, _LEAST_ENTROPY, _LEAST_LENGTH = 0.5, 0.05, 0.25
@@ -24,9 +31,9 @@ _MOST_TRUNCATED, _MOST_EQUAL, _MOST_UNSCORED = 0.5, 0.9, 0.1
 _NEARLY_SOLVED = 0.8
 
 
-def collapse(curves: Curves) -> str | None:
-    """Return how the policy has collapsed by the last step."""
-    return next((text for kind, text in trouble(curves) if kind in ("reward", "entropy", "length")), None)
+def has_collapsed(curves: Curves) -> bool:
+    """Return whether the policy has collapsed by the last step."""
+    return any(kind in ("reward", "entropy", "length") for kind, _ in trouble(curves))
 
 
 def new_trouble(curves: Curves) -> dict[str, str]:
@@ -61,20 +68,24 @@ def trouble(curves: Curves) -> Iterator[tuple[str, str]]:
         share = f"{unscored / samples:.0%}"
         yield "unscored", f"{unscored:.0f} of {samples:.0f} attempts ({share}) have no reward"
     rewards = values(TRAINING_REWARD)
-    if len(rewards) < 2 * WINDOW:
+    if len(rewards) < _FIRST_COLLAPSE:
         return
     lowest, highest = (
         min(values("rollout/reward_min") or rewards),
         max(values("rollout/reward_max") or rewards),
     )
-    (first_reward, reward), of_last = ends(TRAINING_REWARD), f"in the last {WINDOW} steps"
-    means = [fmean(rewards[start : start + WINDOW]) for start in range(len(rewards) - 2 * WINDOW + 1)]
-    best, start = max(zip(means, (step for step, _ in curves[TRAINING_REWARD]), strict=False))
-    noise = math.sqrt(fmean((b - a) ** 2 for a, b in pairwise(rewards)) / 2)
-    is_clear = best - reward > _CLEAR_DROP * noise * math.sqrt(2 / WINDOW)
+    window = min(WINDOW, len(rewards) // 2)
+    means = [fmean(rewards[start : start + window]) for start in range(len(rewards) - window + 1)]
+    steps = (step for step, _ in curves[TRAINING_REWARD])
+    best, start = max(zip(means[:-window], steps, strict=False))
+    reward = means[-1]
+    is_clear = best - reward > _CLEAR_DROP * _noise(curves) * math.sqrt(2 / window)
     if is_clear and reward - lowest < _LOST_REWARD * (best - lowest):
-        of_best = f"{best:.3g} in the {WINDOW} steps from step {start}"
-        yield "reward", f"the training reward collapsed: {reward:.3g} {of_last}, {of_best}."
+        of_best = f"{best:.3g} in the {window} steps from step {start}"
+        yield "reward", f"the training reward collapsed: {reward:.3g} in the last {window} steps, {of_best}."
+    if len(rewards) < 2 * WINDOW:
+        return
+    first_reward, of_last = fmean(rewards[:WINDOW]), f"in the last {WINDOW} steps"
     is_solved = reward - lowest >= _NEARLY_SOLVED * (highest - lowest)
     was, now = ends("train/entropy_loss")
     if now < _LEAST_ENTROPY * was and not is_solved:
@@ -90,3 +101,20 @@ def trouble(curves: Curves) -> Iterator[tuple[str, str]]:
     if _MOST_EQUAL <= (equal := ends("rollout/zero_variance_fraction")[1]) < 1 and not is_solved:
         what = f"{equal:.0%} of the groups {of_last} had equal rewards (mean {reward:.3g})"
         yield "equal", f"{what}: the task is too hard for the policy, or the grader is too coarse."
+
+
+def _noise(curves: Curves) -> float:
+    """Return the standard deviation of a step's mean reward if the policy does not change.
+
+    With fewer than 2 * WINDOW steps, a collapse would dominate the differences of successive steps. The confidence
+    intervals of the steps are used instead, and without them no drop is clear.
+    """
+    rewards = curves[TRAINING_REWARD]
+    if len(rewards) >= 2 * WINDOW:
+        return math.sqrt(fmean((b - a) ** 2 for (_, a), (_, b) in pairwise(rewards)) / 2)
+    low, high = (dict(curves.get(key, ())) for key in (TRAINING_REWARD_LOW, TRAINING_REWARD_HIGH))
+    if not all(step in low and step in high for step, _ in rewards):
+        return math.inf
+    # An interval ends at the lowest or highest reward, so its wider half counts.
+    halves = [max(value - low[step], high[step] - value) for step, value in rewards]
+    return math.sqrt(fmean(half**2 for half in halves)) / NormalDist().inv_cdf(0.975)

@@ -7,7 +7,7 @@ sums. The losses of the API that equal ours:
 
     policy loss with clip                 ppo
     policy loss with importance_cap       cispo, whose weight is min(ratio, cap)
-    cross-entropy (method = "sft")        cross_entropy
+    cross-entropy (method = "sft")        cross_entropy, or importance_sampling at ratio 1
 
 Weights never pass through this process, except for the adapter of a saved checkpoint.
 """
@@ -161,7 +161,8 @@ class _Loss:
 def api_loss(settings: TrainingSettings) -> _Loss:
     """Return the loss of the API that equals the settings' one."""
     if settings.method == "sft":
-        return _Loss("cross_entropy")
+        # SkyRL's JAX backend divides each conversation's cross-entropy by its number of tokens.
+        return _Loss("importance_sampling" if settings.tinker_server == "skyrl" else "cross_entropy")
     if settings.importance_cap is not None:
         return _Loss("cispo", {"clip_low_threshold": 0.0, "clip_high_threshold": settings.importance_cap})
     if "ppo" not in settings.tinker_losses:  # every batch is learned from once, so the ratio is 1
@@ -211,13 +212,16 @@ class TinkerLearner:
     ) -> StepMetrics:
         from tinker import types
 
+        settings, loss = self.settings, self._loss
+        if settings.method == "sft" and loss.name == "importance_sampling":
+            # At the policy's own log-probabilities, its gradient is that of the cross-entropy.
+            scored = zip(sequences, self.logprobs(sequences), strict=True)
+            sequences = [replace(sequence, logprobs=logprobs) for sequence, logprobs in scored]
         rows, rollouts = training_rows(sequences, advantages)
         if not rows:
             return StepMetrics(updates=self.updates)
-        settings = self.settings
         totals = batch_totals(rows, rollouts, settings.max_response_length)
         data = [self._datum(row, totals, len(rows)) for row in rows]
-        loss = self._loss
         done = self._result(
             lambda: self.client.forward_backward(data, loss.name, loss.config),
             "could not compute the gradient",
@@ -241,18 +245,23 @@ class TinkerLearner:
         )
 
     def _datum(self, row: TrainingRow, totals: BatchTotals, sequences: int) -> tinker.Datum:
+        settings = self.settings
         mask_1T = torch.tensor([row.mask[1:]], dtype=torch.float32)
-        if self.settings.method == "sft":
-            return _datum(row, weights=mask_1T[0] / totals.tokens)
-        lengths_1 = torch.tensor([row.response_length])
-        advantages_T = row.advantage * token_weights(self.settings.loss_type, mask_1T, lengths_1, totals)[0]
+        if settings.method == "sft":
+            shares_T = mask_1T[0] / totals.tokens
+        else:
+            lengths_1 = torch.tensor([row.response_length])
+            shares_T = row.advantage * token_weights(settings.loss_type, mask_1T, lengths_1, totals)[0]
+        if self._loss.name == "cross_entropy":
+            return _datum(row, weights=shares_T)
         inputs = {"logprobs": torch.tensor(row.logprobs[1:], dtype=torch.float32)}
-        if self.settings.tinker_server == "skyrl":
-            # SkyRL takes the mean over sequences of each one's loss divided by the sum of its weights, which is made 1.
-            length = len(advantages_T)
-            inputs["weights"] = torch.full((length,), 1 / length)
-            advantages_T = advantages_T * length * sequences
-        return _datum(row, **inputs, advantages=advantages_T)
+        if settings.tinker_server == "skyrl":
+            # SkyRL's FSDP and Megatron backends sum the weighted losses. Its JAX backend divides the sum of each
+            # sequence by that of its weights, and takes the mean over sequences. With these weights, both are equal.
+            scale = len(shares_T) * sequences
+            inputs["weights"] = torch.full((len(shares_T),), 1 / scale)
+            shares_T = shares_T * scale
+        return _datum(row, **inputs, advantages=shares_T)
 
     def _metrics(
         self,

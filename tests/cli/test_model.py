@@ -49,7 +49,8 @@ def test_names_of_a_model(maze: Maze) -> None:
         ("kestrel@30", None, "kestrel@last, kestrel@STEP (20, 40), or kestrel@best if"),
         ("kestrel@", "copper-step-20", "(best, sel"),
         ("copper@best", None, "copper@STEP (20, 40)"),
-        ("copper-step-30", None, "did you mean copper-step-20?"),
+        ("copper-step-30", None, "did you mean copper-step-20 or "),
+        ("kestrelx", None, "did you mean kestrel or kestrel-step-20?"),
         ("fallen", None, "fallen@last, fallen@STEP (20, 40)"),
     ],
 )
@@ -66,10 +67,13 @@ def test_deploy_a_checkpoint_of_a_run(maze: Maze, reference: str, name: str | No
     maze.get("/training-runs/tr_9/checkpoints").respond(json=train_replies.CHECKPOINTS)
     unknown = {"error": "not found"}
     maze.post(f"/models/{reference}/deploy").respond(404, json=unknown)
-    maze.get("/training-runs/copper-step-30").respond(404, json=unknown)
-    maze.get("/models/lora").respond(
-        json={"models": [{"id": "1", "model_name": "copper-step-20"}], "total_count": 1}
-    )
+    for name_of_none in ("copper-step-30", "kestrelx"):
+        maze.get(f"/training-runs/{name_of_none}").respond(404, json=unknown)
+    names = ("copper-step-20", "kestrel-step-20")
+    models = [{"id": each, "model_name": each} for each in names]
+    maze.get("/models/lora").respond(json={"models": models, "total_count": 2})
+    runs = [{**train_replies.ROW, "name": each} for each in ("fallen", "kestrel")]
+    maze.get("/training-runs").respond(json={"training_runs": runs, "total_count": 2})
     for each in ("copper-step-20", "copper-step-40"):
         maze.post(f"/models/{each}/deploy").respond(
             json={"id": "lo_1", "model_name": each, "status": "active"}

@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import expanded, sync_directory
 from osmosis_ai.services.listing import Listing, fetch_listing
+from osmosis_ai.services.names import similar_names
 from osmosis_ai.services.runs.download import safe_name
 from osmosis_ai.workspace.layout import WorkspaceDirectory
 
@@ -97,6 +99,9 @@ def deploy(client: PlatformClient, name: str) -> tuple[DeploymentChange, str | N
         if error.status != 404 or unknown is None:
             raise
         unknown.message = f"There is no LoRA model or training run '{name[:200]}'."
+        with suppress(OsmosisError):
+            near = similar_names(client, name, "train", "model")
+            unknown.hint = f"did you mean {' or '.join(near)}?" if near else "see `osmosis model list`"
         raise unknown from None
     changed = _change(client, checkpoint, "deploy")
     return changed.model_copy(update={"model_name": changed.model_name or checkpoint}), reason

@@ -73,6 +73,12 @@ def names_of(client: PlatformClient, kind: Kind, *, timeout_s: float = LOOK_TIME
     return [name for name in found if name]
 
 
+def similar_names(client: PlatformClient, name: str, *kinds: Kind) -> list[str]:
+    """Return the names of these kinds that are similar to ``name``, the most similar first."""
+    known = [each for kind in kinds for each in names_of(client, kind)]
+    return get_close_matches(name, known, n=_SUGGESTED, cutoff=_LIKENESS)
+
+
 def suggestion(client: PlatformClient, path: str) -> str | None:
     """Return a hint after a call of ``path`` found nothing: similar names, or the command that lists them."""
     for kind, listed in _LISTS.items():
@@ -82,7 +88,7 @@ def suggestion(client: PlatformClient, path: str) -> str | None:
             continue
         name = unquote(path[len(owner) + 1 :].partition("/")[0])
         try:
-            near = get_close_matches(name, names_of(client, kind), n=_SUGGESTED, cutoff=_LIKENESS)
+            near = similar_names(client, name, kind)
         except OsmosisError:
             return None
         if near:

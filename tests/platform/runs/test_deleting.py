@@ -57,14 +57,14 @@ def add_run(
     return run
 
 
-def add_adapter(services: PlatformServices, run: DbRun) -> DbLoraModel:
+def add_adapter(services: PlatformServices, run: DbRun, *, step: int = 5) -> DbLoraModel:
     model = DbLoraModel(
         id=new_id("lora"),
         workspace_id=run.workspace_id,
         run_id=run.id,
-        name=f"{run.name}-step-5",
+        name=f"{run.name}-step-{step}",
         base_model="osmosis/tiny",
-        step=5,
+        step=step,
         files={},
         created_at=services.clock.now(),
     )
@@ -135,15 +135,23 @@ def test_open_runs_are_not_deleted(
 def test_models_in_use(api: TestClient, services: PlatformServices, member: Member) -> None:
     run = add_run(services, member, "copper-finch", "training")
     model = add_adapter(services, run)
-    user = add_run(services, member, "amber", status="running", model_path=f"osmosis/tiny:{model.name}")
+    add_run(services, member, "amber", status="running", model_path=f"osmosis/tiny:{model.name}")
+    other = add_adapter(services, run, step=9)
+    add_run(services, member, "beryl", status="pending", model_path=f"osmosis/tiny:{other.name}")
     told = assert_flat_error(api.delete(f"{TRAININGS}/{run.id}"), 409, "CONFLICT")["error"]
     assert f"its model '{model.name}' is used by the evaluation run 'amber', which is running" in told
+    assert f"its model '{other.name}' is used by the evaluation run 'beryl', which is pending" in told
+    assert "osmosis eval stop amber; osmosis eval stop beryl" in told
     with services.db.transaction() as session:
-        session.execute(update(DbRun).where(DbRun.id == user.id).values(status="finished"))
+        session.execute(
+            update(DbRun).where(DbRun.status.in_(["running", "pending"])).values(status="finished")
+        )
         session.execute(update(DbLoraModel).values(deployment_status="active"))
     told = assert_flat_error(api.delete(f"{TRAININGS}/{run.id}"), 409, "CONFLICT")["error"]
-    assert f"osmosis model undeploy {model.name}" in told
-    assert api.post(f"/api/cli/models/{model.name}/undeploy", json={}).status_code == 200
+    assert f"its models '{model.name}', '{other.name}' are deployed" in told
+    for name in (model.name, other.name):
+        assert f"osmosis model undeploy {name}" in told
+        assert api.post(f"/api/cli/models/{name}/undeploy", json={}).status_code == 200
     assert api.delete(f"{TRAININGS}/{run.id}").status_code == 200
     # What was evaluated still says what it was of.
     assert api.get(f"{EVALS}/amber").json()["config"]["model_path"] == f"osmosis/tiny:{model.name}"

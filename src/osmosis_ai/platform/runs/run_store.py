@@ -230,20 +230,26 @@ def _require_unneeded(session: Session, run: DbRun) -> None:
     """Check that no adapter of the run is deployed or used by an open run."""
     of_run = select(DbLoraModel).where(DbLoraModel.run_id == run.id)
     models = session.scalars(of_run.order_by(DbLoraModel.step)).all()
-    for model in models:
-        if model.deployment_status == "active":
-            raise ConflictError(
-                f"the run '{run.name}' cannot be deleted: its model '{model.name}' is deployed.",
-                hint=f"undeploy it first with `osmosis model undeploy {model.name}`",
-            )
+    if deployed := [model.name for model in models if model.deployment_status == "active"]:
+        listed = ", ".join(f"'{name}'" for name in deployed)
+        are = f"models {listed} are" if len(deployed) > 1 else f"model {listed} is"
+        raise ConflictError(
+            f"the run '{run.name}' cannot be deleted: its {are} deployed.",
+            hint=f"undeploy first: `{'; '.join(f'osmosis model undeploy {name}' for name in deployed)}`",
+        )
     names = {f"{model.base_model}:{model.name}": model.name for model in models}
     users = (DbRun.workspace_id == run.workspace_id, DbRun.status.in_(OPEN), DbRun.model_path.in_(names))
-    user = session.scalars(select(DbRun).where(*users).order_by(DbRun.created_at)).first()
-    if user is not None:
+    open_runs = session.scalars(select(DbRun).where(*users).order_by(DbRun.created_at)).all()
+    if open_runs:
+        uses = [
+            f"its model '{names[user.model_path]}' is used by the {KIND_NAMES[user.kind]} run '{user.name}', "
+            f"which is {user.status}"
+            for user in open_runs
+        ]
+        stops = "; ".join(f"{COMMAND_GROUPS[user.kind]} stop {user.name}" for user in open_runs)
         raise ConflictError(
-            f"the run '{run.name}' cannot be deleted: its model '{names[user.model_path]}' is used by the "
-            f"{KIND_NAMES[user.kind]} run '{user.name}', which is {user.status}.",
-            hint=f"wait for it, or stop it with `{COMMAND_GROUPS[user.kind]} stop {user.name}`",
+            f"the run '{run.name}' cannot be deleted: {'; '.join(uses)}.",
+            hint=f"wait until they end, or stop them: `{stops}`",
         )
 
 

@@ -18,7 +18,7 @@ from osmosis_ai.api.http_errors import PlatformError, ReplyRedactor
 from osmosis_ai.api.models.base import LogPage, WireModel
 from osmosis_ai.api.models.datasets import Dataset, DatasetCreateRequest, DatasetList
 from osmosis_ai.api.models.runs import EvalRunSubmit, RunSecrets
-from osmosis_ai.api.paging import iterate_items
+from osmosis_ai.api.paging import iterate_pages
 from osmosis_ai.config.sections import Experiment
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.redaction import REDACTED
@@ -483,7 +483,7 @@ def test_circular_pages(back: int) -> None:
     pages = {0: DatasetList(datasets=[Dataset(id="a")], next_offset=5)}
     pages[5] = DatasetList(datasets=[Dataset(id="b")], next_offset=back)
     with pytest.raises(PlatformError, match="does not end"):
-        list(iterate_items(lambda limit, offset: pages[offset], lambda page: page.datasets))
+        list(iterate_pages(lambda limit, offset: pages[offset]))
 
 
 def test_circular_log_pages() -> None:

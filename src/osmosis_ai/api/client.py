@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from osmosis_ai.api.credentials import Credentials
 
 M = TypeVar("M", bound=WireModel)
-P = TypeVar("P", bound=Page)
+P = TypeVar("P", bound=Page[Any])
 GitScope = Literal["required", "optional", "never"]
 Query = Mapping[str, str | int | None]
 

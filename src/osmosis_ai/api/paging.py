@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.models.base import Page
 from osmosis_ai.api.models.eval_runs import EvalSample, EvalSamplePage
 
-P = TypeVar("P", bound=Page)
-T = TypeVar("T")
+P = TypeVar("P", bound=Page[Any])
 LARGEST_PAGE = 50
 MOST_ITEMS = 1_000_000
 
 
-def iterate_items(fetch: Callable[[int, int], P], items_of: Callable[[P], Sequence[T]]) -> Iterator[T]:
-    """Yield the items of all pages; ``fetch`` takes the page size and the offset."""
+def iterate_pages(fetch: Callable[[int, int], P]) -> Iterator[P]:
+    """Yield all pages; ``fetch`` takes the page size and the offset."""
     offset = seen = 0
     while True:
         page = fetch(LARGEST_PAGE, offset)
-        items = items_of(page)
-        yield from items
-        seen += len(items)
-        if page.next_offset is None or not items:
+        yield page
+        seen += len(page.items)
+        if page.next_offset is None or not page.items:
             return
         if page.next_offset <= offset or seen >= MOST_ITEMS:
             raise PlatformError(

@@ -15,8 +15,8 @@ from osmosis_ai.cli.output.results import Column, ListResult, json_item
 if TYPE_CHECKING:
     from osmosis_ai.api.capabilities import Capability
     from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.models.base import Page
     from osmosis_ai.services.context import PlatformContext
-    from osmosis_ai.services.listing import Listing
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ def explain_empty(client: PlatformClient, capability: Capability) -> list[str]:
 
 
 def list_result(
-    listing: Listing[T],
+    listing: Page[T],
     *,
     columns: Sequence[Column],
     item: Callable[[T], Mapping[str, Any]] = json_item,

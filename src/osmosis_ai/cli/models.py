@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -63,13 +63,12 @@ def list_(
     if asked not in _TYPES:
         raise OsmosisError(f"--type must be all, base or lora, got {kind!r}.", details={"type": kind})
     sections: dict[str, ListResult] = {}
-    deployments: dict[str, Any] = {}
     with platform_context() as context, current().status("Fetching models"):
         if asked != "lora":
             sections["base_models"] = _base_models(context.client, limit, everything)
         if asked != "base":
-            sections["lora_models"], deployments = _lora_models(context.client, limit, everything)
-        extra = {**deployments, **context.resource()}
+            sections["lora_models"] = _lora_models(context.client, limit, everything)
+    extra = {**(sections["lora_models"].extra if asked != "base" else {}), **context.resource()}
     if asked == "all":
         return SectionedListResult(sections=sections, extra=extra)
     [listed] = sections.values()
@@ -90,10 +89,10 @@ def _base_models(client: PlatformClient, limit: int, everything: bool) -> ListRe
     )
 
 
-def _lora_models(client: PlatformClient, limit: int, everything: bool) -> tuple[ListResult, dict[str, Any]]:
+def _lora_models(client: PlatformClient, limit: int, everything: bool) -> ListResult:
     from osmosis_ai.services.models import can_be_deployed, list_lora_models, lora_item
 
-    listing, deployments = list_lora_models(client, limit=limit, everything=everything)
+    listing = list_lora_models(client, limit=limit, everything=everything)
     columns = [
         Column("Name", value=lambda item: item["model_name"] or "(unnamed)", keep=True),
         Column("Base model", "base_model"),
@@ -106,12 +105,14 @@ def _lora_models(client: PlatformClient, limit: int, everything: bool) -> tuple[
         columns.append(
             Column("Deployment", value=lambda item: Status(item.get("deployment_status") or _NEVER))
         )
-    active, maximum = deployments.get("active_deployments"), deployments.get("max_active_deployments")
-    most = f" of {maximum}" if maximum is not None else ""
-    hints = [] if active is None else [f"Deployed: {active}{most}"]
+    extra, hints = {}, []
+    if "active_deployments" in listing.model_fields_set:
+        active, maximum = listing.active_deployments or 0, listing.max_active_deployments
+        extra = {"active_deployments": active, "max_active_deployments": maximum}
+        hints = [f"Deployed: {active}" + (f" of {maximum}" if maximum is not None else "")]
     return list_result(
-        listing, item=lora_item, columns=columns, hints=hints, title="LoRA models"
-    ), deployments
+        listing, item=lora_item, columns=columns, extra=extra, hints=hints, title="LoRA models"
+    )
 
 
 @app.command("info")

@@ -111,9 +111,9 @@ def list_(
     from osmosis_ai.services.rollouts import list_rollouts, rollout_item
 
     with platform_context() as context, current().status("Fetching rollouts"):
-        listing, sync_error = list_rollouts(context.client, branch=branch, limit=limit, everything=everything)
-    if sync_error is not None:
-        current().warn(f"The rollouts may be out of date: {sync_error}", "GIT_SYNC_FAILED")
+        listing = list_rollouts(context.client, branch=branch, limit=limit, everything=everything)
+    if listing.sync_error:
+        current().warn(f"The rollouts may be out of date: {listing.sync_error}", "GIT_SYNC_FAILED")
     return list_result(
         listing,
         item=rollout_item,
@@ -126,7 +126,7 @@ def list_(
         extra={
             **context.resource(),
             **({"branch": branch} if branch is not None else {}),
-            **({"sync_error": sync_error} if sync_error is not None else {}),
+            **({"sync_error": listing.sync_error} if listing.sync_error else {}),
         },
     )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import typer
 
-from osmosis_ai.api.models.base import LogEntry, LogPage
+from osmosis_ai.api.models.base import LogEntry, LogPage, Page
 from osmosis_ai.api.models.runs import Run, SubmittedRun
 from osmosis_ai.cli.connection import list_result, platform_context, platform_when_needed
 from osmosis_ai.cli.options import NOUNS
@@ -43,7 +43,6 @@ from osmosis_ai.llm.replies import FlaggedFinish
 from osmosis_ai.services.datasets import dataset_item
 from osmosis_ai.services.eval_runs.local_runs import follow_local_log, local_log
 from osmosis_ai.services.eval_runs.show import WantedSamples
-from osmosis_ai.services.listing import Listing
 from osmosis_ai.services.log_following import none_of_level
 from osmosis_ai.services.runs import submit as submits
 from osmosis_ai.services.runs.download import (
@@ -278,7 +277,7 @@ class RunView(Generic[DescribedT]):
 
     kind: RunKind
     columns: Sequence[Column]
-    fetch: Callable[[PlatformClient, int, bool], Listing[Any]]
+    fetch: Callable[[PlatformClient, int, bool], Page[Any]]
     item: Callable[[Any], Mapping[str, Any]]
     describe: Callable[[PlatformClient, str], DescribedT]
     look: Callable[[PlatformClient, str], Callable[[], DescribedT]]

@@ -35,7 +35,8 @@ def list_(
 
     wanted = None if scope == "all" else secrets.parse_scope(scope)
     with platform_context() as context, current().status("Fetching secrets"):
-        listing, page = secrets.list_secrets(context.client, wanted, limit=limit, everything=everything)
+        listing = secrets.list_secrets(context.client, wanted, limit=limit, everything=everything)
+    page = listing.platform_url
     return list_result(
         listing,
         item=secrets.secret_item,
@@ -153,7 +154,8 @@ def audit(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
     from osmosis_ai.services import secrets
 
     with platform_context() as context, current().status("Fetching the access log"):
-        listing, page = secrets.list_handouts(context.client, limit=limit, everything=everything)
+        listing = secrets.list_handouts(context.client, limit=limit, everything=everything)
+    page = listing.platform_url
     return list_result(
         listing,
         title="Secret access log",

@@ -15,14 +15,13 @@ from osmosis_ai.api.models.benchmarks import (
     BenchmarkRun,
     BenchmarkRunDetail,
     BenchmarkRunList,
-    ListedBenchmark,
     SubmittedBenchmarkRun,
 )
 from osmosis_ai.config.benchmark import BenchmarkConfig
 from osmosis_ai.redaction import exposure_warnings
 from osmosis_ai.services.capabilities import require_offered
 from osmosis_ai.services.context import PlatformContext
-from osmosis_ai.services.listing import Listing, fetch_listing
+from osmosis_ai.services.listing import fetch_listing
 from osmosis_ai.services.runs.lifecycle import jsonable
 from osmosis_ai.services.runs.secrets import (
     RunSecret,
@@ -55,9 +54,8 @@ class PreparedBenchmarkRun:
         return 'published results on hle use its parity tasks: set task_set = "parity" in [tasks].'
 
 
-def list_benchmarks(client: PlatformClient, *, limit: int, everything: bool) -> Listing[ListedBenchmark]:
-    pages = client.pages(_BENCHMARKS, BenchmarkList)
-    return fetch_listing(pages, lambda page: page.benchmarks, limit=limit, everything=everything)
+def list_benchmarks(client: PlatformClient, *, limit: int, everything: bool) -> BenchmarkList:
+    return fetch_listing(client.pages(_BENCHMARKS, BenchmarkList), limit=limit, everything=everything)
 
 
 def describe_benchmark(client: PlatformClient, key: str, *, limit: int, everything: bool) -> dict[str, Any]:
@@ -75,10 +73,10 @@ def describe_benchmark(client: PlatformClient, key: str, *, limit: int, everythi
 
 def list_runs(
     client: PlatformClient, *, limit: int, everything: bool, benchmark: str | None = None
-) -> Listing[BenchmarkRun]:
+) -> BenchmarkRunList:
     """Return the workspace's runs, optionally of one benchmark (its id)."""
     pages = client.pages(_RUNS, BenchmarkRunList, benchmark=benchmark)
-    return fetch_listing(pages, lambda page: page.benchmark_runs, limit=limit, everything=everything)
+    return fetch_listing(pages, limit=limit, everything=everything)
 
 
 def get_run(client: PlatformClient, name_or_id: str) -> BenchmarkRunDetail:

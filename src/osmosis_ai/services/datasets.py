@@ -50,7 +50,7 @@ from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import cache_dir, expanded, write_json
 from osmosis_ai.services.capabilities import require_offered
 from osmosis_ai.services.context import Warn
-from osmosis_ai.services.listing import Listing, fetch_listing
+from osmosis_ai.services.listing import fetch_listing
 from osmosis_ai.services.log_following import LogFollower
 
 Progress = Callable[[int], None]
@@ -74,10 +74,9 @@ _SHOWN = frozenset(
 )
 
 
-def list_datasets(client: PlatformClient, *, limit: int, everything: bool) -> Listing[Dataset]:
+def list_datasets(client: PlatformClient, *, limit: int, everything: bool) -> DatasetList:
     """Return the workspace's datasets, newest first; arguments as in ``fetch_listing``."""
-    pages = client.pages(_DATASETS, DatasetList)
-    return fetch_listing(pages, lambda page: page.datasets, limit=limit, everything=everything)
+    return fetch_listing(client.pages(_DATASETS, DatasetList), limit=limit, everything=everything)
 
 
 def get_dataset(client: PlatformClient, name_or_id: str) -> Dataset:

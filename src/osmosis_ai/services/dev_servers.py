@@ -10,11 +10,11 @@ from typing import Any
 
 from osmosis_ai.api.capabilities import Capability
 from osmosis_ai.api.client import PlatformClient, segment
-from osmosis_ai.api.models.dev_servers import DevServer, DevServerList, DevServerReply, StartedDevServer
+from osmosis_ai.api.models.dev_servers import DevServerList, DevServerReply, StartedDevServer
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.services.capabilities import require_offered
 from osmosis_ai.services.context import PlatformContext
-from osmosis_ai.services.listing import Listing, fetch_listing
+from osmosis_ai.services.listing import fetch_listing
 from osmosis_ai.services.runs.lifecycle import plain
 from osmosis_ai.services.runs.submit import check_pinned_commit
 from osmosis_ai.workspace.git import read_git_state
@@ -69,10 +69,9 @@ def end_dev_server(client: PlatformClient, server_id: str) -> dict[str, Any]:
     return ended
 
 
-def list_dev_servers(client: PlatformClient, *, limit: int, everything: bool) -> Listing[DevServer]:
+def list_dev_servers(client: PlatformClient, *, limit: int, everything: bool) -> DevServerList:
     """Return the servers of the workspace; arguments as in ``fetch_listing``."""
-    pages = client.pages(_SERVERS, DevServerList)
-    return fetch_listing(pages, lambda page: page.dev_rollout_servers, limit=limit, everything=everything)
+    return fetch_listing(client.pages(_SERVERS, DevServerList), limit=limit, everything=everything)
 
 
 def log_lines(client: PlatformClient, server_id: str, *, tail: int, follow: bool) -> Iterator[dict[str, Any]]:

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from osmosis_ai.api.models.base import Page
-from osmosis_ai.api.paging import iterate_items
+from osmosis_ai.api.paging import iterate_pages
 from osmosis_ai.errors import OsmosisError
 
-P = TypeVar("P", bound=Page)
-T = TypeVar("T")
+P = TypeVar("P", bound=Page[Any])
 DEFAULT_LIMIT = 50
-
-
-@dataclass(frozen=True)
-class Listing(Generic[T]):
-    """Items in the platform's order, the length of the whole list, and whether and where it continues."""
-
-    items: tuple[T, ...]
-    total_count: int
-    has_more: bool = False
-    next_offset: int | None = None
 
 
 def require_one_size(*, limit: int, everything: bool) -> None:
@@ -31,36 +19,17 @@ def require_one_size(*, limit: int, everything: bool) -> None:
         raise OsmosisError("--all and --limit are mutually exclusive.")
 
 
-def fetch_listing(
-    fetch: Callable[[int, int], P],
-    items_of: Callable[[P], Sequence[T]],
-    *,
-    limit: int = DEFAULT_LIMIT,
-    everything: bool = False,
-    inspect: Callable[[P], object] = lambda _page: None,
-) -> Listing[T]:
-    """Return the first ``limit`` items (1 to 50), or all.
-
-    Args:
-        fetch: called with page size and offset.
-        items_of: returns the items of a page.
-        inspect: called with each page.
-    """
+def fetch_listing(fetch: Callable[[int, int], P], *, limit: int, everything: bool) -> P:
+    """Return the first ``limit`` items (1 to 50), or one page of all; ``fetch`` takes the page size and the offset."""
     require_one_size(limit=limit, everything=everything)
-
-    def fetch_page(size: int, offset: int) -> P:
-        page = fetch(size, offset)
-        inspect(page)
-        return page
-
-    if everything:
-        items = tuple(iterate_items(fetch_page, items_of))
-        return Listing(items, len(items))
-    page = fetch_page(limit, 0)
-    items = tuple(items_of(page))
-    return Listing(
-        items,
-        total_count=max(page.total_count, len(items)),
-        has_more=page.has_more or page.next_offset is not None,
-        next_offset=page.next_offset,
-    )
+    if not everything:
+        page = fetch(limit, 0)
+        known = {
+            "total_count": max(page.total_count, len(page.items)),
+            "has_more": page.has_more or page.next_offset is not None,
+        }
+        return page.model_copy(update=known)
+    pages = list(iterate_pages(fetch))
+    items = [item for page in pages for item in page.items]
+    whole = {"items": items, "total_count": len(items), "has_more": False, "next_offset": None}
+    return pages[-1].model_copy(update=whole)

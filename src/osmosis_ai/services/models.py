@@ -22,7 +22,6 @@ from osmosis_ai.api.connections import REPEATING
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.models.models import (
     BaseModelList,
-    BaseModelRow,
     DeploymentChange,
     LoraModel,
     LoraModelList,
@@ -34,7 +33,7 @@ from osmosis_ai.api.transfer import BlobClient, download
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import expanded, sync_directory
-from osmosis_ai.services.listing import Listing, fetch_listing
+from osmosis_ai.services.listing import fetch_listing
 from osmosis_ai.services.names import similar_names
 from osmosis_ai.services.runs.download import safe_name
 from osmosis_ai.workspace.layout import WorkspaceDirectory
@@ -49,31 +48,14 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
 _T = TypeVar("_T")
 
 
-def list_base_models(client: PlatformClient, *, limit: int, everything: bool) -> Listing[BaseModelRow]:
+def list_base_models(client: PlatformClient, *, limit: int, everything: bool) -> BaseModelList:
     """Return the models that can be evaluated and trained; arguments as in ``fetch_listing``."""
-    pages = client.pages(f"{_MODELS}/base", BaseModelList)
-    return fetch_listing(pages, lambda page: page.models, limit=limit, everything=everything)
+    return fetch_listing(client.pages(f"{_MODELS}/base", BaseModelList), limit=limit, everything=everything)
 
 
-def list_lora_models(
-    client: PlatformClient, *, limit: int, everything: bool
-) -> tuple[Listing[LoraModel], dict[str, int | None]]:
-    """Return the adapters, and the number and limit of deployments if the platform offers inference."""
-    pages: list[LoraModelList] = []
-    listing = fetch_listing(
-        client.pages(f"{_MODELS}/lora", LoraModelList),
-        lambda page: page.models,
-        limit=limit,
-        everything=everything,
-        inspect=pages.append,
-    )
-    last = pages[-1]
-    if "active_deployments" not in last.model_fields_set:
-        return listing, {}
-    return listing, {
-        "active_deployments": last.active_deployments or 0,
-        "max_active_deployments": last.max_active_deployments,
-    }
+def list_lora_models(client: PlatformClient, *, limit: int, everything: bool) -> LoraModelList:
+    """Return the adapters; the counts of deployments are set if the platform offers inference."""
+    return fetch_listing(client.pages(f"{_MODELS}/lora", LoraModelList), limit=limit, everything=everything)
 
 
 def get_lora_model(client: PlatformClient, name: str) -> LoraModel:

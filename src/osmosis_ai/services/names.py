@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote
 
 from osmosis_ai.api.client import PlatformClient
@@ -25,28 +25,23 @@ _LATEST, _SUGGESTED, _LIKENESS = 50, 3, 0.6
 
 
 class _List(NamedTuple):
-    """A list of the REST API: its path, the model of a page, its key of the items, and theirs of a name."""
+    """A list of the REST API: its path, the model of a page, and the key of an item's name."""
 
     path: str
-    page: type[Page]
-    items: str
+    page: type[Page[Any]]
     name: str
     command: str
     """The command that shows the list."""
 
 
 _LISTS: Mapping[Kind, _List] = {
-    "eval": _List("/api/cli/eval-runs", EvalRunList, "eval_runs", "name", "eval list"),
-    "train": _List("/api/cli/training-runs", TrainingRunList, "training_runs", "name", "train list"),
-    "dataset": _List("/api/cli/datasets", DatasetList, "datasets", "file_name", "dataset list"),
-    "model": _List("/api/cli/models/lora", LoraModelList, "models", "model_name", "model list"),
-    "benchmark": _List("/api/cli/benchmarks", BenchmarkList, "benchmarks", "source_ref", "benchmark list"),
-    "benchmark_run": _List(
-        "/api/cli/benchmark-runs", BenchmarkRunList, "benchmark_runs", "name", "benchmark runs list"
-    ),
-    "rollout_server": _List(
-        "/api/cli/rollout-servers", RolloutServerList, "rollout_servers", "name", "rollout server list"
-    ),
+    "eval": _List("/api/cli/eval-runs", EvalRunList, "name", "eval list"),
+    "train": _List("/api/cli/training-runs", TrainingRunList, "name", "train list"),
+    "dataset": _List("/api/cli/datasets", DatasetList, "file_name", "dataset list"),
+    "model": _List("/api/cli/models/lora", LoraModelList, "model_name", "model list"),
+    "benchmark": _List("/api/cli/benchmarks", BenchmarkList, "source_ref", "benchmark list"),
+    "benchmark_run": _List("/api/cli/benchmark-runs", BenchmarkRunList, "name", "benchmark runs list"),
+    "rollout_server": _List("/api/cli/rollout-servers", RolloutServerList, "name", "rollout server list"),
 }
 
 
@@ -69,7 +64,7 @@ def names_of(client: PlatformClient, kind: Kind, *, timeout_s: float = LOOK_TIME
         git="optional" if kind == "rollout_server" else "required",
         timeout_s=timeout_s,
     )
-    found = (getattr(item, listed.name) for item in getattr(page, listed.items))
+    found = (getattr(item, listed.name) for item in page.items)
     return [name for name in found if name]
 
 

@@ -6,7 +6,6 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.api.models.rollouts import (
-    ListedRolloutServer,
     RegisteredRolloutServer,
     Rollout,
     RolloutList,
@@ -14,7 +13,7 @@ from osmosis_ai.api.models.rollouts import (
     RolloutServerRegistration,
 )
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.services.listing import Listing, fetch_listing
+from osmosis_ai.services.listing import fetch_listing
 from osmosis_ai.workspace.layout import find_workspace
 from osmosis_ai.workspace.rollout_templates import (
     RolloutTemplate,
@@ -57,19 +56,10 @@ def initialize_rollout(name: str | None, *, example: bool, force: bool) -> dict[
     }
 
 
-def list_rollouts(
-    client: PlatformClient, *, branch: str | None, limit: int, everything: bool
-) -> tuple[Listing[Rollout], str | None]:
-    """Return the rollouts of ``branch`` (default: the default branch), and why the list may be out of date."""
-    pages: list[RolloutList] = []
-    listing = fetch_listing(
-        client.pages("/api/cli/rollouts", RolloutList, branch=branch),
-        lambda page: page.rollouts,
-        limit=limit,
-        everything=everything,
-        inspect=pages.append,
-    )
-    return listing, next((page.sync_error for page in reversed(pages) if page.sync_error), None)
+def list_rollouts(client: PlatformClient, *, branch: str | None, limit: int, everything: bool) -> RolloutList:
+    """Return the rollouts of ``branch`` (default: the default branch)."""
+    pages = client.pages("/api/cli/rollouts", RolloutList, branch=branch)
+    return fetch_listing(pages, limit=limit, everything=everything)
 
 
 def rollout_item(rollout: Rollout) -> dict[str, Any]:
@@ -82,10 +72,10 @@ def agent_key() -> str | None:
     return os.environ.get(AGENT_KEY_ENV, "").strip() or None
 
 
-def list_servers(client: PlatformClient, *, limit: int, everything: bool) -> Listing[ListedRolloutServer]:
+def list_servers(client: PlatformClient, *, limit: int, everything: bool) -> RolloutServerList:
     """Return the registered agents; arguments as in ``fetch_listing``."""
     pages = client.pages(_SERVERS, RolloutServerList, git="optional")
-    return fetch_listing(pages, lambda page: page.rollout_servers, limit=limit, everything=everything)
+    return fetch_listing(pages, limit=limit, everything=everything)
 
 
 def register_server(

@@ -13,16 +13,15 @@ from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.models.secrets import (
     Secret,
     SecretDeleteRequest,
-    SecretHandout,
     SecretHandoutList,
     SecretList,
     SecretSetRequest,
 )
-from osmosis_ai.api.paging import iterate_items
+from osmosis_ai.api.paging import iterate_pages
 from osmosis_ai.config.checks import LOGIN_TOKEN, LONGEST_SECRET_NAME, is_secret_name
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.services.capabilities import require_offered
-from osmosis_ai.services.listing import Listing, fetch_listing
+from osmosis_ai.services.listing import fetch_listing
 
 Scope = Literal["personal", "workspace"]
 _SECRETS = "/api/cli/environment-secrets"
@@ -80,41 +79,23 @@ def value_from_environment(variable: str) -> str:
     return check_value(value, source=f"The environment variable {variable}")
 
 
-def list_secrets(
-    client: PlatformClient, scope: Scope | None, *, limit: int, everything: bool
-) -> tuple[Listing[Secret], str | None]:
-    """Return the secrets of one scope, or of both if it is None, and the address of the platform's page for them."""
-    pages: list[SecretList] = []
-    listing = fetch_listing(
-        client.pages(_SECRETS, SecretList, scope="all" if scope is None else _ON_THE_WIRE[scope]),
-        lambda page: page.environment_secrets,
-        limit=limit,
-        everything=everything,
-        inspect=pages.append,
-    )
-    return listing, next((page.platform_url for page in pages if page.platform_url), None)
+def list_secrets(client: PlatformClient, scope: Scope | None, *, limit: int, everything: bool) -> SecretList:
+    """Return the secrets of one scope, or of both if it is None."""
+    pages = client.pages(_SECRETS, SecretList, scope="all" if scope is None else _ON_THE_WIRE[scope])
+    return fetch_listing(pages, limit=limit, everything=everything)
 
 
 def iterate_secrets(client: PlatformClient, wire_scope: str) -> Iterator[Secret]:
     """Yield the secrets of a scope of the wire; with ``all``, a name may occur twice."""
-    pages = client.pages(_SECRETS, SecretList, scope=wire_scope)
-    return iterate_items(pages, lambda page: page.environment_secrets)
+    for page in iterate_pages(client.pages(_SECRETS, SecretList, scope=wire_scope)):
+        yield from page.items
 
 
-def list_handouts(
-    client: PlatformClient, *, limit: int, everything: bool
-) -> tuple[Listing[SecretHandout], str | None]:
-    """Return the log of secrets that workers received, newest first, and the address of its page."""
+def list_handouts(client: PlatformClient, *, limit: int, everything: bool) -> SecretHandoutList:
+    """Return the log of secrets that workers received, newest first."""
     require_offered(client, Capability.SECRET_AUDIT)
-    pages: list[SecretHandoutList] = []
-    listing = fetch_listing(
-        client.pages(f"{_SECRETS}/audit", SecretHandoutList),
-        lambda page: page.handouts,
-        limit=limit,
-        everything=everything,
-        inspect=pages.append,
-    )
-    return listing, next((page.platform_url for page in pages if page.platform_url), None)
+    pages = client.pages(f"{_SECRETS}/audit", SecretHandoutList)
+    return fetch_listing(pages, limit=limit, everything=everything)
 
 
 def set_secret(client: PlatformClient, name: str, value: str, scope: Scope) -> Secret:

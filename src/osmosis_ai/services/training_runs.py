@@ -33,7 +33,7 @@ from osmosis_ai.services.eval_runs.show import (
     platform_entry,
     shown_samples,
 )
-from osmosis_ai.services.listing import Listing, fetch_listing
+from osmosis_ai.services.listing import fetch_listing
 from osmosis_ai.services.report_files import ReportFile
 from osmosis_ai.services.runs.download import safe_name
 from osmosis_ai.services.runs.lifecycle import (
@@ -199,9 +199,9 @@ def _headline(curves: TrainingCurves) -> dict[str, Any] | None:
     return curves.headline.to_json() if curves.headline is not None else None
 
 
-def list_runs(client: PlatformClient, limit: int, everything: bool) -> Listing[wire.TrainingRunRow]:
+def list_runs(client: PlatformClient, limit: int, everything: bool) -> wire.TrainingRunList:
     pages = client.pages(RUN_PATHS["train"], wire.TrainingRunList)
-    return fetch_listing(pages, lambda page: page.training_runs, limit=limit, everything=everything)
+    return fetch_listing(pages, limit=limit, everything=everything)
 
 
 def describe_run(client: PlatformClient, name: str) -> DescribedTraining:

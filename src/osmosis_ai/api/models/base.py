@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, model_validator
 from typing_extensions import Self
@@ -61,9 +61,13 @@ Timestamp = Annotated[datetime, AfterValidator(_zoned), PlainSerializer(wire_tim
 """A moment with a zone; sent as ISO 8601 in UTC with ``Z``."""
 
 
-class Page(WireModel):
-    """The keys of a list page, in addition to its items."""
+T = TypeVar("T")
 
+
+class Page(WireModel, Generic[T]):
+    """A page of a list, or the whole list. Each list has its own name for the items on the wire."""
+
+    items: list[T]
     total_count: int = 0
     has_more: bool = False
     next_offset: int | None = None

@@ -56,8 +56,8 @@ class ListedBenchmark(Benchmark):
     creator_name: str | None = None
 
 
-class BenchmarkList(Page):
-    benchmarks: list[ListedBenchmark]
+class BenchmarkList(Page[ListedBenchmark]):
+    items: list[ListedBenchmark] = Field(alias="benchmarks")
 
 
 class DescribedBenchmark(Benchmark):
@@ -95,8 +95,8 @@ class BenchmarkRun(Run):
     expected_results: int | None = None
 
 
-class BenchmarkRunList(Page):
-    benchmark_runs: list[BenchmarkRun]
+class BenchmarkRunList(Page[BenchmarkRun]):
+    items: list[BenchmarkRun] = Field(alias="benchmark_runs")
 
 
 class BenchmarkRunDetail(WireModel):

@@ -94,8 +94,8 @@ class DatasetCompleteRequest(WireModel):
     parts: list[CompletedPart] | None = None
 
 
-class DatasetList(Page):
-    datasets: list[Dataset]
+class DatasetList(Page[Dataset]):
+    items: list[Dataset] = Field(alias="datasets")
 
 
 class DatasetDownload(WireModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from osmosis_ai.api.models.base import Page, Timestamp, WireModel
 
@@ -30,5 +30,5 @@ class DevServer(WireModel):
     started_at: Timestamp | None = None
 
 
-class DevServerList(Page):
-    dev_rollout_servers: list[DevServer]
+class DevServerList(Page[DevServer]):
+    items: list[DevServer] = Field(alias="dev_rollout_servers")

@@ -73,8 +73,8 @@ class EvalRunRow(EvalRun):
     commit_sha: str | None = None
 
 
-class EvalRunList(Page):
-    eval_runs: list[EvalRunRow]
+class EvalRunList(Page[EvalRunRow]):
+    items: list[EvalRunRow] = Field(alias="eval_runs")
 
 
 class EvalRunDetail(DetailedRun):

@@ -16,8 +16,8 @@ class BaseModelRow(WireModel):
     updated_at: Timestamp | None = None
 
 
-class BaseModelList(Page):
-    models: list[BaseModelRow]
+class BaseModelList(Page[BaseModelRow]):
+    items: list[BaseModelRow] = Field(alias="models")
 
 
 class LoraModel(WireModel):
@@ -42,8 +42,8 @@ class LoraModel(WireModel):
     is_internal_user: bool = False
 
 
-class LoraModelList(Page):
-    models: list[LoraModel]
+class LoraModelList(Page[LoraModel]):
+    items: list[LoraModel] = Field(alias="models")
     active_deployments: int | None = None
     max_active_deployments: int | None = None
 

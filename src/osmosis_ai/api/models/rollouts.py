@@ -23,10 +23,10 @@ class Rollout(WireModel):
     created_at: Timestamp | None = None
 
 
-class RolloutList(Page):
+class RolloutList(Page[Rollout]):
     """A page of rollouts. ``sync_error`` says why they may be out of date."""
 
-    rollouts: list[Rollout]
+    items: list[Rollout] = Field(alias="rollouts")
     sync_error: str | None = None
 
 
@@ -80,5 +80,5 @@ class ListedRolloutServer(WireModel):
     creator_name: str | None = None
 
 
-class RolloutServerList(Page):
-    rollout_servers: list[ListedRolloutServer]
+class RolloutServerList(Page[ListedRolloutServer]):
+    items: list[ListedRolloutServer] = Field(alias="rollout_servers")

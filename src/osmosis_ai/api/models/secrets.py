@@ -31,8 +31,8 @@ class Secret(WireModel):
     platform_url: str | None = None
 
 
-class SecretList(Page):
-    environment_secrets: list[Secret]
+class SecretList(Page[Secret]):
+    items: list[Secret] = Field(alias="environment_secrets")
     platform_url: str | None = None
 
 
@@ -49,6 +49,6 @@ class SecretHandout(WireModel):
     handed_at: Timestamp | None = None
 
 
-class SecretHandoutList(Page):
-    handouts: list[SecretHandout]
+class SecretHandoutList(Page[SecretHandout]):
+    items: list[SecretHandout] = Field(alias="handouts")
     platform_url: str | None = None

@@ -61,8 +61,8 @@ class TrainingRunRow(TrainingRun):
     rollout: Named | None = None
 
 
-class TrainingRunList(Page):
-    training_runs: list[TrainingRunRow]
+class TrainingRunList(Page[TrainingRunRow]):
+    items: list[TrainingRunRow] = Field(alias="training_runs")
 
 
 class DescribedTrainingRun(TrainingRun):

@@ -158,13 +158,13 @@ def _unregister(server: Registration, host: str) -> None:
     """Remove the agent, unless another server has since registered its name."""
     from osmosis_ai.api.client import segment
     from osmosis_ai.api.models.rollouts import RolloutServerList
-    from osmosis_ai.api.paging import iterate_items
+    from osmosis_ai.api.paging import iterate_pages
 
     path = "/api/cli/rollout-servers"
     ours = (server.agent_loop_name, host, server.port)
     with _client(server, connect_timeout_s=_UNREGISTER_CONNECT_TIMEOUT_S) as client:
         pages = client.pages(path, RolloutServerList, git="optional")
-        listed = iterate_items(pages, lambda page: page.rollout_servers)
+        listed = (each for page in iterate_pages(pages) for each in page.items)
         if any((each.name, each.host, each.port) == ours for each in listed):
             client.delete(f"{path}/{segment(server.agent_loop_name)}", git="optional")
 

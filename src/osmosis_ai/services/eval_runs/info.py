@@ -24,7 +24,7 @@ from osmosis_ai.datasets.selection import RowsDrawn
 from osmosis_ai.evaluation.hooks import ProgressSnapshot
 from osmosis_ai.evaluation.metrics import Estimates, RunScore
 from osmosis_ai.services.capabilities import require_offered
-from osmosis_ai.services.listing import Listing, fetch_listing
+from osmosis_ai.services.listing import fetch_listing
 from osmosis_ai.services.runs.lifecycle import (
     RUN_PATHS,
     WAITING,
@@ -109,12 +109,8 @@ class DescribedEvaluation(DescribedRun):
         return {**super().outcome(), **known}
 
 
-def list_runs(client: PlatformClient, limit: int, everything: bool) -> Listing[EvalRunRow]:
-
-    def fetch(size: int, offset: int) -> EvalRunList:
-        return client.get(RUN_PATHS["eval"], model=EvalRunList, params={"limit": size, "offset": offset})
-
-    return fetch_listing(fetch, lambda page: page.eval_runs, limit=limit, everything=everything)
+def list_runs(client: PlatformClient, limit: int, everything: bool) -> EvalRunList:
+    return fetch_listing(client.pages(RUN_PATHS["eval"], EvalRunList), limit=limit, everything=everything)
 
 
 def describe_run(client: PlatformClient, name: str) -> DescribedEvaluation:

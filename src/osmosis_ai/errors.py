@@ -74,6 +74,10 @@ class OsmosisError(Exception):
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
 
+class UsageError(OsmosisError):
+    """The options of a command are invalid, or do not apply to what it is about."""
+
+
 class NotFoundError(OsmosisError):
     """A named thing does not exist."""
 

@@ -176,7 +176,7 @@ REPLIES = {
         lambda c: c.pages("/api/cli/datasets", DatasetList)(2, 4),
         page("datasets", DATASET, '{"id": "ds_32"}'),
         ('{"datasets": []}', page("datasets", total_count=None, has_more=None, next_offset=None)),
-        {"datasets": [], "total_count": 0, "has_more": False, "next_offset": None},
+        {"items": [], "total_count": 0, "has_more": False, "next_offset": None},
     ),
     "dataset logs": Reply(
         "/api/cli/datasets/maze/logs?limit=20&direction=older&cursor=2026-11-03T08%3A12%3A44Z%7C7",
@@ -199,7 +199,7 @@ REPLIES = {
             page("handouts", nulled(SECRET_ACCESS, keep=("id", "names", "run_id"))),
         ),
         {
-            "handouts.0.names": ["OPENAI_API_KEY"],
+            "items.0.names": ["OPENAI_API_KEY"],
             **dict.fromkeys(f"handouts.0.{name}" for name in ("run_name", "attempt", "machine", "pool")),
         },
     ),
@@ -208,14 +208,14 @@ REPLIES = {
         lambda c: c.pages("/api/cli/rollouts", RolloutList, branch="exp/2")(50, 0),
         page("rollouts", ROLLOUT),
         ('{"rollouts": [{"id": "ro_1"}]}', page("rollouts", nulled(ROLLOUT))),
-        {"rollouts.0.name": None, "rollouts.0.is_active": True, "rollouts.0.last_synced_at": None},
+        {"items.0.name": None, "items.0.is_active": True, "items.0.last_synced_at": None},
     ),
     "base models": Reply(
         "/api/cli/models/base?limit=50&offset=0",
         lambda c: c.pages("/api/cli/models/base", BaseModelList)(50, 0),
         page("models", BASE_MODEL),
         ('{"models": [{"id": "bm_1"}]}', page("models", nulled(BASE_MODEL))),
-        {"models.0.id": "bm_1", "models.0.model_name": None},
+        {"items.0.id": "bm_1", "items.0.model_name": None},
     ),
     "LoRA models": Reply(
         "/api/cli/models/lora?limit=50&offset=0",
@@ -234,7 +234,7 @@ REPLIES = {
         lambda c: c.get(f"{EVAL}?limit=1&offset=0", model=EvalRunList),
         page("eval_runs", EVAL_ROW),
         ('{"eval_runs": [{"id": "er_1"}]}', page("eval_runs", nulled(EVAL_ROW))),
-        {"eval_runs.0.id": "er_1", "eval_runs.0.results": None},
+        {"items.0.id": "er_1", "items.0.results": None},
     ),
     "evaluations without results": Reply(
         f"{EVAL}?limit=50&offset=0",
@@ -293,9 +293,9 @@ REPLIES = {
             ),
         ),
         {
-            "training_runs.0.status": "",
+            "items.0.status": "",
             **dict.fromkeys(f"training_runs.0.{name}" for name in ("name", "reward", "current_step")),
-            "training_runs.0.total_steps": None,
+            "items.0.total_steps": None,
         },
     ),
     "training run": Reply(
@@ -370,7 +370,7 @@ def test_every_field_of_a_reply_is_read(client: PlatformClient, wire: Wire, name
     reply = REPLIES[name]
     wire.answers("GET", reply.path, reply.full[:-1] + ', "unknown": {"x": [1]}}')
     found = reply.call(client)
-    assert found.model_dump(mode="json", exclude_unset=True) == json.loads(reply.full)
+    assert found.model_dump(mode="json", by_alias=True, exclude_unset=True) == json.loads(reply.full)
 
 
 @pytest.mark.parametrize(
@@ -451,7 +451,7 @@ def test_an_empty_list_differs_from_a_missing_one(
     client: PlatformClient, wire: Wire, key: str, path: str, call: Callable[[PlatformClient], Any]
 ) -> None:
     wire.answers("GET", path, f'{{"{key}": []}}')
-    assert getattr(call(client), key) == []
+    assert call(client).model_dump(by_alias=True)[key] == []
     for reply in (f'{{"{key}": null}}', '{"items": [], "total_count": 0}', "{}", ""):
         wire.answers("GET", path, reply)
         with pytest.raises(PlatformError, match=f"is invalid: `{key}`"):
@@ -543,7 +543,7 @@ def test_a_model_that_is_not_deployed_differs_from_one_that_cannot_be(
         '{"models": [{"id": "a", "deployment_status": null}, {"id": "b"}]}',
     )
     found = client.pages("/api/cli/models/lora", LoraModelList)(50, 0)
-    assert ["deployment_status" in model.model_fields_set for model in found.models] == [True, False]
+    assert ["deployment_status" in model.model_fields_set for model in found.items] == [True, False]
     assert "active_deployments" not in found.model_fields_set
 
 

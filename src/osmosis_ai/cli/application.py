@@ -28,7 +28,7 @@ from osmosis_ai.cli.output.results import SCHEMA_VERSION, Result, dumps
 from osmosis_ai.cli.registry import COMMANDS, MODES
 from osmosis_ai.cli.root import PROGRAM, TRAIL, build_root
 from osmosis_ai.config.issues import nearest
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import OsmosisError, UsageError
 from osmosis_ai.workspace.git import checkout_root
 
 if TYPE_CHECKING:
@@ -178,7 +178,10 @@ def report(output: OutputContext, error: BaseException, words: Sequence[str]) ->
         if output.mode != "json":
             output.note("Interrupted.")
         return INTERRUPTED_STATUS
-    if isinstance(error, OsmosisError):
+    if isinstance(error, UsageError):
+        said = f"{error.message.rstrip('.')}; {error.hint}" if error.hint else error.message
+        failure = Failure(USAGE_STATUS, error.code, said, {}, None, f"Invalid value: {said}")
+    elif isinstance(error, OsmosisError):
         failure = Failure(1, error.code, error.message, error.details, error.hint, error.message)
     else:
         failure = _usage_failure(error) if hasattr(error, "format_message") else _internal_failure(error)

@@ -38,7 +38,7 @@ from osmosis_ai.decisions.differences import (
     unpaired_difference,
 )
 from osmosis_ai.decisions.samples import Attempts, LabelledRun, RunPair, RunSamples
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import UsageError
 from osmosis_ai.statistics.estimates import (
     CONFIDENCE,
     Estimate,
@@ -166,7 +166,7 @@ def described(metric: str) -> Metric:
         return found
     known = [each.name for each in METRICS.values() if each.compared]
     meant = None if metric in METRICS else suggested_metric(metric)
-    raise OsmosisError(
+    raise UsageError(
         f"there is no metric '{metric}' to compare runs by.",
         details={"metric": metric, "metrics": known, "suggestion": meant},
         hint=f"did you mean '{meant}'?" if meant else f"choose from {', '.join(known)}",

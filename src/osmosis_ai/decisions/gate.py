@@ -45,7 +45,7 @@ from osmosis_ai.config.issues import closest
 from osmosis_ai.decisions.changes import RATIO_METRICS, ChangeSettings, MetricChange, change_of, estimate_of
 from osmosis_ai.decisions.differences import NUMBER_KEYS, Difference
 from osmosis_ai.decisions.samples import Attempts, LabelledRun, RunPair, RunSamples
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import UsageError
 from osmosis_ai.statistics.estimates import (
     CONFIDENCE,
     ClusteredRate,
@@ -198,20 +198,20 @@ def parse_rules(minima: Iterable[str], maxima: Iterable[str], margins: Iterable[
 def require_rules(rules: Sequence[Rule]) -> None:
     """Check that there are rules and that they do not contradict each other."""
     if not rules:
-        raise OsmosisError(
+        raise UsageError(
             "A gate needs at least one rule.", hint="for example --min pass_rate=0.8 --max unscored=0.05"
         )
     minima, maxima = ([rule for rule in rules if rule.bound == bound] for bound in ("min", "max"))
     for least, most in product(minima, maxima):
         if least.metric == most.metric and least.limit > most.limit:
-            raise OsmosisError(f"No run meets both '{least}' and '{most}'.", hint="remove one of them")
+            raise UsageError(f"No run meets both '{least}' and '{most}'.", hint="remove one of them")
 
 
 def require_known(rules: Iterable[Rule], metrics: Sequence[str], of: str) -> None:
     """Check that the metrics of all rules are available."""
     for rule in rules:
         if rule.kind not in metrics:
-            raise OsmosisError(f"{of} has no metric '{rule.metric}'.", hint=f"it has {', '.join(metrics)}")
+            raise UsageError(f"{of} has no metric '{rule.metric}'.", hint=f"it has {', '.join(metrics)}")
 
 
 def require_pass_at(rules: Iterable[Rule], known: Sequence[int]) -> None:
@@ -220,7 +220,7 @@ def require_pass_at(rules: Iterable[Rule], known: Sequence[int]) -> None:
         wanted_k = attempts_asked(rule.metric)
         if wanted_k is not None and wanted_k not in known:
             listed = ", ".join(f"{rule.metric[:5]}{k}" for k in known)
-            raise OsmosisError(
+            raise UsageError(
                 f"The run has no {rule.metric}.",
                 hint=f"it has {listed}" if known else "it has one attempt per row; use pass_rate",
             )
@@ -450,12 +450,12 @@ def _rule(text: str, bound: Bound) -> Rule:
     name, equals, number = (part.strip() for part in text.partition("="))
     shown = f"--{bound} {text}"
     if not equals or not name or not number:
-        raise OsmosisError(f"'{shown}' is not a rule.", hint=f"write it as --{bound} METRIC=NUMBER")
+        raise UsageError(f"'{shown}' is not a rule.", hint=f"write it as --{bound} METRIC=NUMBER")
     rule, metric = Rule(name, bound, 0.0), metric_named(name)
     known = list(dict.fromkeys((*RUN_METRICS, *RUBRIC_METRICS)))
     if metric is None and name not in RUBRIC_METRICS:
         suggestion = suggested_metric(name) or closest(name, RUBRIC_METRICS)
-        raise OsmosisError(
+        raise UsageError(
             f"'{shown}' has an unknown metric: '{name}'.",
             details={"metric": name, "metrics": known, "suggestion": suggestion},
             hint=f"did you mean '{suggestion}'?" if suggestion else f"choose from {', '.join(known)}",
@@ -465,12 +465,12 @@ def _rule(text: str, bound: Bound) -> Rule:
     except ValueError:
         limit = math.nan
     if not math.isfinite(limit):
-        raise OsmosisError(
+        raise UsageError(
             f"'{shown}' has an invalid number: '{number}'.", hint=f"for example --{bound} {name}=0.8"
         )
     problem = (margin_problem if bound == "margin" else limit_problem)(rule.described, limit)
     if problem:
-        raise OsmosisError(f"'{shown}' is invalid: {problem if bound == 'margin' else f'{name} {problem}'}.")
+        raise UsageError(f"'{shown}' is invalid: {problem if bound == 'margin' else f'{name} {problem}'}.")
     return replace(rule, limit=limit)
 
 

@@ -67,6 +67,8 @@ T = TypeVar("T")
 class Page(WireModel, Generic[T]):
     """A page of a list, or the whole list. Each list has its own name for the items on the wire."""
 
+    model_config = ConfigDict(populate_by_name=False)
+
     items: list[T]
     total_count: int = 0
     has_more: bool = False

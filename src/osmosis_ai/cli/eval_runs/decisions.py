@@ -119,10 +119,7 @@ def compare(
     from osmosis_ai.services.eval_runs.samples import compare as compare_named
 
     if metric is not None:
-        try:
-            described(metric)
-        except OsmosisError as error:
-            raise _usage_error(error) from None
+        described(metric)  # before anything is read
     settings = CompareOptions(
         metric=metric,
         slices=tuple(dict.fromkeys(slices or [])),
@@ -148,10 +145,6 @@ def compare(
         blocks=list(_comparison_blocks(found, verbose=verbose)),
         next_steps=_next_steps(found),
     )
-
-
-def _usage_error(error: OsmosisError) -> typer.BadParameter:
-    return typer.BadParameter(f"{error.message.rstrip('.')}; {error.hint}" if error.hint else error.message)
 
 
 def _next_steps(found: RunComparison) -> list[str]:
@@ -378,13 +371,10 @@ def gate(
     """
     from osmosis_ai.decisions.comparability import Allowances
     from osmosis_ai.decisions.gate import parse_rules
-    from osmosis_ai.services.eval_runs.gate import GateQuestion, GateUsageError
+    from osmosis_ai.services.eval_runs.gate import GateQuestion
     from osmosis_ai.services.eval_runs.gate import gate as apply_gate
 
-    try:
-        parsed = parse_rules(minima or [], maxima or [], margins or [])
-    except OsmosisError as error:
-        raise _usage_error(error) from None
+    parsed = parse_rules(minima or [], maxima or [], margins or [])
     files = DecisionFiles(markdown, junit).check()
     question = GateQuestion(
         rules=tuple(parsed),
@@ -396,11 +386,8 @@ def gate(
         allowed=Allowances(unpaired, True, allow_different_grader, allow_same),
         allow_imported=allow_imported,
     )
-    try:
-        with platform_when_needed() as client:
-            report = apply_gate(run, question, client=client)
-    except GateUsageError as error:
-        raise _usage_error(error) from None
+    with platform_when_needed() as client:
+        report = apply_gate(run, question, client=client)
     for warning in report.warnings:
         current().warn(one_line(warning))
     ended = _exit_verdict(report, unclear)
@@ -577,7 +564,7 @@ def plan(
         osmosis eval plan configs/eval/multiply.toml --pilot amber-otter-42 --detect 0.03
         osmosis eval plan configs/eval/multiply.toml --pass-rate 0.6 --icc 0.3 --rows-at-most 200
     """
-    from osmosis_ai.services.eval_runs.plan import PlanRequest, PlanUsageError, plan_eval
+    from osmosis_ai.services.eval_runs.plan import PlanRequest, plan_eval
 
     request = PlanRequest(
         config=config,
@@ -594,11 +581,8 @@ def plan(
         icc=icc,
     )
     files = DecisionFiles(markdown=markdown).check()
-    try:
-        with platform_when_needed() as client:
-            planned = plan_eval(request, client=client, count_rows=_platform_rows)
-    except PlanUsageError as error:
-        raise typer.BadParameter(error.message) from None
+    with platform_when_needed() as client:
+        planned = plan_eval(request, client=client, count_rows=_platform_rows)
     verdict, *further = _plan_sentences(planned)
     files.write(
         DecisionDocument(

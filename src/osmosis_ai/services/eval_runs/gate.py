@@ -29,7 +29,7 @@ from osmosis_ai.decisions.compare import FEWEST_ROWS, RunTotals, require_in_rang
 from osmosis_ai.decisions.gate import Evidence, Judge, Rule, RuleResult, Verdict
 from osmosis_ai.decisions.local_runs import read_inputs
 from osmosis_ai.decisions.samples import CountsOnly, LabelledRun, RunPair, RunSamples, by_slice
-from osmosis_ai.errors import ConflictError, OsmosisError, WorkspaceRequiredError
+from osmosis_ai.errors import ConflictError, OsmosisError, UsageError, WorkspaceRequiredError
 from osmosis_ai.evaluation.local_results import read_local_results
 from osmosis_ai.files import expanded
 from osmosis_ai.services.eval_runs.info import describe_run
@@ -50,10 +50,6 @@ if TYPE_CHECKING:
 
 _OF_SAMPLES = ("cost_per_row", "tokens", "latency")
 """Metrics that are missing from a run's estimates and computed from its samples."""
-
-
-class GateUsageError(OsmosisError):
-    """The question does not apply to this run: a usage error, not a failed gate."""
 
 
 @dataclass(frozen=True)
@@ -177,23 +173,20 @@ def _with_decisions(question: GateQuestion, found: ResolvedRun | None) -> GateQu
         reward_range=question.reward_range or decisions.reward_range,
         decided_by=decisions.shown if written else None,
     )
-    try:
-        rulings.require_rules(asked.rules)
-    except OsmosisError as error:
-        raise GateUsageError(error.message, hint=error.hint) from None
+    rulings.require_rules(asked.rules)
     if asked.margins and asked.against is None:
         rule = asked.margins[0]
         where = "" if rule in question.rules else f" of {asked.decided_by}"
-        raise GateUsageError(f"`{rule}`{where} needs a baseline.", hint="name a run: --against BASE")
+        raise UsageError(f"`{rule}`{where} needs a baseline.", hint="name a run: --against BASE")
     if question.against is not None and not asked.margins:
-        raise GateUsageError(
+        raise UsageError(
             "no rule uses the baseline.",
             hint="set the accepted loss: --margin pass_rate=0.03",
         )
     for rule in asked.margins:
         problem = margin_problem(rule.described, rule.limit, asked.reward_range)
         if problem:
-            raise GateUsageError(f"`--margin {rule.metric}={rule.limit:g}`: {problem}.")
+            raise UsageError(f"`--margin {rule.metric}={rule.limit:g}`: {problem}.")
     return asked
 
 
@@ -214,7 +207,7 @@ def _decisions(question: GateQuestion, found: ResolvedRun | None) -> Decisions:
     if question.rules_file is not None:
         named = expanded(question.rules_file).absolute()
         if not named.is_file():
-            raise GateUsageError(
+            raise UsageError(
                 f"file not found: `{question.rules_file}`.", hint="name a .decide.toml: --rules FILE"
             )
         return load_decisions(named, workspace)
@@ -276,18 +269,13 @@ class _Gate:
         asked, run = self._question, self._run
         is_rubric = run.source == "rubric"
         if is_rubric and (asked.margins or asked.slices or self._confidence != CONFIDENCE):
-            raise GateUsageError(
+            raise UsageError(
                 "a judge's result file can only be checked against limits.",
                 hint="compare it with another: osmosis eval rubric --baseline FILE",
             )
-        try:
-            rulings.require_known(
-                asked.limits, run.metrics, "a judge's result file" if is_rubric else "a run"
-            )
-            if run.passes_at is not None:
-                rulings.require_pass_at(asked.limits, run.passes_at)
-        except OsmosisError as error:
-            raise GateUsageError(error.message, hint=error.hint) from None
+        rulings.require_known(asked.limits, run.metrics, "a judge's result file" if is_rubric else "a run")
+        if run.passes_at is not None:
+            rulings.require_pass_at(asked.limits, run.passes_at)
 
     def _asks_about_unscored(self) -> bool:
         return any(rule.metric == "unscored" for rule in self._question.rules)

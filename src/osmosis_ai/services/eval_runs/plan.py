@@ -13,7 +13,7 @@ from osmosis_ai.config.decisions import MOST_CONFIDENCE
 from osmosis_ai.datasets import count_records
 from osmosis_ai.decisions.plan import ICC_RANGE, SMALL_PILOT, AttemptPrice, EvalPlan, Goal, Outlook
 from osmosis_ai.decisions.samples import ComparedInputs, RunSamples, match_rows
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import OsmosisError, UsageError
 from osmosis_ai.services.eval_runs.resolver import Client
 from osmosis_ai.services.eval_runs.samples import find_run_samples
 from osmosis_ai.statistics.variance import VarianceComponents
@@ -26,10 +26,6 @@ PlannedMetric: TypeAlias = Literal["pass_rate", "reward"]
 
 if TYPE_CHECKING:
     from osmosis_ai.statistics.estimates import Floats, Integers
-
-
-class PlanUsageError(OsmosisError):
-    """The request is invalid for any run."""
 
 
 @dataclass(frozen=True)
@@ -65,35 +61,33 @@ class PlanRequest:
             ("--pass-rate", self.pass_rate, 0, 1, "between 0 and 1: write 60% as 0.6"),
         ):
             if number is not None and not low < number < high:
-                raise PlanUsageError(f"{option} must lie {said}, got {number:g}.")
+                raise UsageError(f"{option} must lie {said}, got {number:g}.")
         if "" in (self.pilot, self.against):
-            raise PlanUsageError("--pilot and --against name a run; omit them to plan without one.")
+            raise UsageError("--pilot and --against name a run; omit them to plan without one.")
         if self.icc is not None and not 0 <= self.icc <= 1:
-            raise PlanUsageError(f"--icc is a share, from 0 to 1, got {self.icc:g}.")
+            raise UsageError(f"--icc is a share, from 0 to 1, got {self.icc:g}.")
         if self.detect is not None and not (math.isfinite(self.detect) and self.detect > 0):
-            raise PlanUsageError(f"--detect must be a difference above 0, got {self.detect:g}.")
+            raise UsageError(f"--detect must be a difference above 0, got {self.detect:g}.")
         for option, cost in (("--max-cost", self.max_cost), ("--row-cost", self.row_cost)):
             if cost is not None and not 0 <= cost <= _MOST_USD:
-                raise PlanUsageError(
+                raise UsageError(
                     f"{option} must be an amount of US dollars, from 0 to {_MOST_USD:g}, got {cost:g}."
                 )
         if self.rows_at_most is not None and self.rows_at_most < 2:
-            raise PlanUsageError("--rows-at-most must be 2 or more: one row says nothing about others.")
+            raise UsageError("--rows-at-most must be 2 or more: one row says nothing about others.")
         if self.from_runs and (self.pass_rate is not None or self.icc is not None):
-            raise PlanUsageError("--pass-rate and --icc are assumptions without a run; omit them.")
+            raise UsageError("--pass-rate and --icc are assumptions without a run; omit them.")
         if self.metric == "pass_rate":
             self.check_scale(1.0)
         elif not self.from_runs:
-            raise PlanUsageError(
-                "--metric reward needs a --pilot: the variance of rewards cannot be assumed."
-            )
+            raise UsageError("--metric reward needs a --pilot: the variance of rewards cannot be assumed.")
 
     def check_scale(self, width: float | None) -> None:
         if self.detect is None or width is None or self.detect <= width:
             return
         what = f"a {self.metric.replace('_', ' ')} can change by {width:g} at most"
         points = f": write {self.detect:g} points as {self.detect / 100:g}" if width == 1 else ""
-        raise PlanUsageError(
+        raise UsageError(
             f"no number of rows or attempts can detect a difference of {self.detect:g}: {what}{points}."
         )
 

@@ -200,7 +200,7 @@ REPLIES = {
         ),
         {
             "items.0.names": ["OPENAI_API_KEY"],
-            **dict.fromkeys(f"handouts.0.{name}" for name in ("run_name", "attempt", "machine", "pool")),
+            **dict.fromkeys(f"items.0.{name}" for name in ("run_name", "attempt", "machine", "pool")),
         },
     ),
     "rollouts": Reply(
@@ -294,7 +294,7 @@ REPLIES = {
         ),
         {
             "items.0.status": "",
-            **dict.fromkeys(f"training_runs.0.{name}" for name in ("name", "reward", "current_step")),
+            **dict.fromkeys(f"items.0.{name}" for name in ("name", "reward", "current_step")),
             "items.0.total_steps": None,
         },
     ),

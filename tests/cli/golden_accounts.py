@@ -51,11 +51,10 @@ def user_types(*typed: str) -> Callable[[Maze], Any]:
 
 def from_a_repository(maze: Maze) -> None:
     """Pretend that uv installed the package from a repository."""
-    from osmosis_ai.services.upgrade import UpgradeCommand
 
     command = "uv pip install 'osmosis-ai @ git+https://git.fern.example/osmosis.git'"
     maze.patch.setattr("osmosis_ai._version.__version__", "0.3.77")
-    maze.patch.setattr("osmosis_ai.services.upgrade.upgrade_command", lambda: UpgradeCommand("uv", command))
+    maze.patch.setattr("osmosis_ai.services.upgrade.upgrade_command", lambda: ("uv", command))
 
 
 CASES = (

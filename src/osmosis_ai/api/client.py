@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlsplit
 
 import httpx
@@ -33,9 +33,6 @@ from osmosis_ai.api.models.base import LogPage, Page, WireModel
 from osmosis_ai.api.platform_url import describe_platform, ensure_secure, normalize_platform_url
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.retry_after import retry_after_s
-
-if TYPE_CHECKING:
-    from osmosis_ai.api.credentials import Credentials
 
 M = TypeVar("M", bound=WireModel)
 P = TypeVar("P", bound=Page[Any])
@@ -140,26 +137,6 @@ class PlatformClient:
             timeout_s=timeout_s,
         )
         self._http.event_hooks = {"response": [self._on_response]}
-
-    @classmethod
-    def from_credentials(
-        cls,
-        credentials: Credentials,
-        *,
-        git_identity: str | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-        connect_timeout_s: float | None = None,
-        on_warning: Callable[[str, str], None] | None = None,
-    ) -> PlatformClient:
-        return cls(
-            credentials.platform_url,
-            credentials.token,
-            git_identity,
-            timeout_s,
-            connect_timeout_s=connect_timeout_s,
-            token_origin="environment" if credentials.source == "environment" else "saved",
-            on_warning=on_warning,
-        )
 
     def __enter__(self) -> PlatformClient:
         return self

@@ -50,6 +50,10 @@ class Credentials:
     token_id: str | None = None
     expires_at: datetime | None = None
 
+    @property
+    def token_origin(self) -> Literal["environment", "saved"]:
+        return "environment" if self.source == "environment" else "saved"
+
     def is_expired(self) -> bool:
         return self.expires_at is not None and self.expires_at <= datetime.now(timezone.utc)
 

@@ -467,14 +467,6 @@ def _suggested_name(response: httpx.Response) -> str | None:
 
 
 @dataclass(frozen=True)
-class Upload:
-    """A completed upload."""
-
-    parts: tuple[CompletedPart, ...] | None
-    sent_bytes: int
-
-
-@dataclass(frozen=True)
 class _Part:
     number: int
     url: str = field(repr=False)
@@ -489,8 +481,11 @@ def upload_file(
     progress: Progress | None = None,
     record: UnfinishedUpload | None = None,
     client: BlobClient | None = None,
-) -> Upload:
-    """Upload a file as the platform instructs; parts that ``record`` has are not sent again."""
+) -> list[CompletedPart] | None:
+    """Upload a file as the platform instructs, and return its parts; None for an upload in one request.
+
+    Parts that ``record`` has are not sent again.
+    """
     with ExitStack() as stack:
         blobs = client if client is not None else stack.enter_context(BlobClient())
         source = stack.enter_context(_Source(path, progress))
@@ -500,13 +495,13 @@ def upload_file(
             check_url(instructions.presigned_url)
             whole = _Part(1, instructions.presigned_url, 0, source.size)
             _put(blobs, source, whole, instructions.upload_headers, SIMPLE_TIMEOUT_S, done=0)
-            return Upload(parts=None, sent_bytes=source.size)
+            return None
         if instructions.method != "multipart":
             raise _nonsense(f"there is no upload method '{instructions.method}'")
         parts = _plan(instructions, source.size)
         etags = {part.PartNumber: part.ETag for part in instructions.received_parts}
         etags |= record.acknowledged if record is not None else {}
-        sent, done = 0, sum(part.size for part in parts if part.number in etags)
+        done = sum(part.size for part in parts if part.number in etags)
         if progress is not None:
             progress(done)
         for part in parts:
@@ -522,9 +517,7 @@ def upload_file(
                 with suppress(OSError):
                     record.acknowledge(part.number, etag)
             done += part.size
-            sent += part.size
-        completed = [CompletedPart(PartNumber=part.number, ETag=etags[part.number]) for part in parts]
-        return Upload(parts=tuple(completed), sent_bytes=sent)
+        return [CompletedPart(PartNumber=part.number, ETag=etags[part.number]) for part in parts]
 
 
 def _put(

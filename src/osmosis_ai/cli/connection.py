@@ -58,13 +58,15 @@ def platform_when_needed(start: Path | None = None) -> Iterator[Callable[[], Pla
 
 def explain_empty(client: PlatformClient, capability: Capability) -> list[str]:
     """Return hints for an empty list of people; scripts get them as warnings."""
-    from osmosis_ai.services.capabilities import why_empty
+    from osmosis_ai.api.http_errors import unsupported
+    from osmosis_ai.services.capabilities import is_offered
 
-    notes = why_empty(client, capability)
+    if is_offered(client.offers, capability):
+        return []
+    note = unsupported(client.platform_url, capability).message
     if current().mode == "rich":
-        return notes
-    for note in notes:
-        current().warn(note, code="NOT_OFFERED")
+        return [note]
+    current().warn(note, code="NOT_OFFERED")
     return []
 
 

@@ -149,7 +149,7 @@ def _result(outcome: DemoOutcome, scratch: Scratch, *, complete: bool, removed: 
                 "row_index": sample.row_index,
                 "run_index": sample.run_index,
                 "reward": sample.reward,
-                "label": sample.label,
+                "label": sample.conversation.label,
                 "messages": [{"role": turn.role, "text": turn.text} for turn in turns],
             },
         },

@@ -47,24 +47,25 @@ def quickstart(
             hint="run `osmosis login --token -`, clone the workspace's repository, and run `osmosis doctor`",
         )
     from osmosis_ai.api.platform_url import active_platform, record_platform
-    from osmosis_ai.services.quickstart import run_quickstart
+    from osmosis_ai.services.quickstart import Quickstart
 
-    done = run_quickstart(_Guide(output), workspace=workspace, start=Path.cwd())
+    done = Quickstart(_Guide(output), Path.cwd()).run(workspace)
+    directory, prompt = Path(done["workspace_directory"]), done["agent_prompt"]
     if line.find_root().params.get("platform") is not None:
-        record_platform(done.directory, active_platform().url)
-    copied = _copy(done.agent_prompt)
-    here = done.directory == Path.cwd()
+        record_platform(directory, active_platform().url)
+    copied = _copy(prompt)
+    here = directory == Path.cwd()
     return OperationResult(
         operation="quickstart",
-        message=f"Ready: {done.directory}",
-        resource=done.resource,
+        message=f"Ready: {directory}",
+        resource=done,
         # Without a frame, which would be copied along.
         blocks=[
             Text(f"For your coding agent{' (copied to the clipboard)' if copied else ''}:", tone="strong"),
-            Text(done.agent_prompt),
+            Text(prompt),
         ],
         next_steps=[
-            *([] if here else [f"Open the directory: cd {formats.shown_path(done.directory)}"]),
+            *([] if here else [f"Open the directory: cd {formats.shown_path(directory)}"]),
             "Check the directory: osmosis doctor",
             "Give the text above to your coding agent, or continue with: osmosis rollout init NAME",
         ],
@@ -137,14 +138,14 @@ def upgrade() -> OperationResult:
     from osmosis_ai._version import __version__
     from osmosis_ai.services.upgrade import upgrade_command
 
-    found = upgrade_command()
+    method, command = upgrade_command()
     return OperationResult(
         operation="upgrade",
-        message=found.command,
+        message=command,
         resource={
             "installed_version": __version__,
             "latest_version": None,
-            "method": found.method,
-            "command": found.command,
+            "method": method,
+            "command": command,
         },
     )

@@ -28,9 +28,3 @@ def require_offered(client: PlatformClient, capability: Capability) -> None:
 def is_offered(offers: Collection[Capability] | None, capability: Capability) -> bool:
     """Tell whether a platform offers a capability by its replies so far; without a reply (None), True."""
     return offers is None or capability in offers
-
-
-def why_empty(client: PlatformClient, capability: Capability) -> list[str]:
-    if is_offered(client.offers, capability):
-        return []
-    return [unsupported(client.platform_url, capability).message]

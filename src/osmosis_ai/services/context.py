@@ -136,10 +136,12 @@ def connect(
 ) -> PlatformClient:
     """Return a client for the platform and user of ``credentials``; the caller closes it."""
     keep_retries_off_stdout()
-    return PlatformClient.from_credentials(
-        credentials,
-        git_identity=git_identity,
-        timeout_s=timeout_s,
+    return PlatformClient(
+        credentials.platform_url,
+        credentials.token,
+        git_identity,
+        timeout_s,
+        token_origin=credentials.token_origin,
         on_warning=warn,
     )
 

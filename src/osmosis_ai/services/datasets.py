@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -248,8 +248,8 @@ class _Sender:
                         instructions=instructions,
                         scope=self.scope,
                     )
-            upload = upload_file(self.path, instructions, progress=self.progress, record=record)
-            dataset = self._complete(dataset_id, upload.parts)
+            parts = upload_file(self.path, instructions, progress=self.progress, record=record)
+            dataset = self._complete(dataset_id, parts)
         except BaseException as error:  # Ctrl-C too: no partial upload stays on the platform
             if (
                 isinstance(error, PlatformError)
@@ -270,10 +270,10 @@ class _Sender:
         self.noted.forget()
         return dataset
 
-    def _complete(self, dataset_id: str, parts: Sequence[CompletedPart] | None) -> Dataset:
+    def _complete(self, dataset_id: str, parts: list[CompletedPart] | None) -> Dataset:
         request = DatasetCompleteRequest(file_extension=self.report.extension)
         if parts is not None:
-            request.parts = list(parts)
+            request.parts = parts
         timeout_s = None if parts is None else _COMPLETE_PARTS_TIMEOUT_S
         path = f"{_DATASETS}/{segment(dataset_id)}/complete"
         return self.client.post(path, request, model=Dataset, timeout_s=timeout_s, retry=COMPLETING)

@@ -123,9 +123,7 @@ class DemoSample:
     row_index: int
     run_index: int
     reward: float
-    label: str | None
     conversation: Conversation
-    path: Path
 
 
 @dataclass(frozen=True)
@@ -233,7 +231,7 @@ def _best_sample(results: Path) -> DemoSample | None:
     row, run = best["row_index"], best["run_index"]
     path = results / "trajectories" / f"row_{row}_run_{run}.json"
     conversation = read_conversation(path.read_bytes())
-    return DemoSample(row, run, best["reward"], conversation.label, conversation, path)
+    return DemoSample(row, run, best["reward"], conversation)
 
 
 def _train(terminal: _Terminal, seed: int) -> TrainedRun:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote, urlsplit
@@ -84,33 +83,20 @@ class Guide(Protocol):
         """Show a warning."""
 
 
-@dataclass(frozen=True)
 class Quickstart:
-    """The state after the quickstart, and the JSON output about it."""
+    """The first steps; ``start`` is the current directory and the parent of a clone."""
 
-    directory: Path
-    agent_prompt: str
-    resource: dict[str, Any]
-
-
-def run_quickstart(guide: Guide, *, workspace: str | None, start: Path) -> Quickstart:
-    """Perform the steps that are not done yet.
-
-    Args:
-        workspace: name or id; None for that of the directory, the only one, or the user's choice.
-        start: current directory and parent of a clone.
-    """
-    return _FirstSteps(guide, start).run(workspace)
-
-
-class _FirstSteps:
     def __init__(self, guide: Guide, start: Path) -> None:
         self._guide = guide
         self._start = start
         self._offers: frozenset[Capability] | None = None
 
-    def run(self, name: str | None) -> Quickstart:
-        chosen = self._choose_workspace(name)
+    def run(self, workspace: str | None) -> dict[str, Any]:
+        """Perform the steps that are not done yet, and return their results as the JSON output shows them.
+
+        ``workspace`` is a name or id; None means that of the directory, the only one, or the user's choice.
+        """
+        chosen = self._choose_workspace(workspace)
         status = self._await_repository(chosen)
         directory = self._checkout(chosen, status.repo)
         url, name = require_credentials().platform_url, chosen.workspace.name
@@ -120,7 +106,7 @@ class _FirstSteps:
         intent = self._choose_intent()
         task = self._guide.ask("What should the agent do? (Enter to decide later)")
         prompt = agent_prompt(intent, task, workspace=name, platform_url=url, directory=directory)
-        resource = {
+        return {
             "workspace": chosen.workspace.model_dump(include={"id", "name", "role"}),
             "repo": status.repo.model_dump(include={"connected", "full_name"}),
             "workspace_directory": str(directory),
@@ -131,7 +117,6 @@ class _FirstSteps:
             "agent_prompt": prompt,
             "completion_recorded": self._record(chosen, intent),
         }
-        return Quickstart(directory, prompt, resource)
 
     def _choose_workspace(self, name: str | None) -> Membership:
         found = self._logged_in(lambda: list_workspaces(self._start, warn=self._guide.warn))

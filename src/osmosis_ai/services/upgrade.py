@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
@@ -21,16 +20,8 @@ from osmosis_ai.workspace.git import without_credentials
 Method = Literal["uv_tool", "pipx", "uv", "pip"]
 
 
-@dataclass(frozen=True)
-class UpgradeCommand:
-    """The installer of this Osmosis, and the shell command that upgrades it."""
-
-    method: Method
-    command: str
-
-
-def upgrade_command() -> UpgradeCommand:
-    """Return the command that installs the newest version from the source of this installation, if that is known."""
+def upgrade_command() -> tuple[Method, str]:
+    """Return this installation's installer, and the shell command that installs the newest version from its source."""
     source, method = installation_source(installed_distribution()), _method()
     arguments = source.arguments()
     if arguments is None or source.kind in ("file", "url"):
@@ -44,7 +35,7 @@ def upgrade_command() -> UpgradeCommand:
     commands = _install_commands(method, [_without_password(word) for word in arguments])
     if source.kind == "directory" and (Path(source.location) / ".git").exists():
         commands.insert(0, ["git", "-C", source.location, "pull", "--ff-only"])
-    return UpgradeCommand(method, " && ".join(" ".join(map(quote, words)) for words in commands))
+    return method, " && ".join(" ".join(map(quote, words)) for words in commands)
 
 
 def _method() -> Method:

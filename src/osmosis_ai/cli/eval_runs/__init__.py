@@ -116,7 +116,6 @@ def run(
     from osmosis_ai import event_loop
     from osmosis_ai.evaluation.spec import EvalRunOptions
     from osmosis_ai.services.eval_runs.run import EvalRunRequest, prepare_eval_run, run_eval
-    from osmosis_ai.services.eval_runs.upload import require_uploads
     from osmosis_ai.workspace.secrets_file import read_secrets_file
 
     current().verbose = verbose
@@ -146,8 +145,11 @@ def run(
     prepared = prepare_eval_run(request, fetching=_fetching)
     if upload:
         # Before anything is spent on the run.
+        from osmosis_ai.api.capabilities import Capability
+        from osmosis_ai.services.capabilities import require_offered
+
         with platform_context() as context, current().status("Asking the platform"):
-            require_uploads(context.client)
+            require_offered(context.client, Capability.EVAL_IMPORTS)
     with LiveRun(current(), prepared, yes=yes) as live:
         summary = event_loop.run(run_eval(prepared, live))
     if summary is None:

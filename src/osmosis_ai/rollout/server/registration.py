@@ -181,9 +181,11 @@ def _client(server: Registration, *, connect_timeout_s: float | None = None) -> 
         root = find_workspace(None, require_scaffold=False).root
         origin = read_origin(root)
         identity = None if origin is None else identify_origin(origin, base=root).identity
-    return PlatformClient.from_credentials(
-        server.credentials,
-        git_identity=identity,
-        timeout_s=REGISTRATION_TIMEOUT_S,
+    return PlatformClient(
+        server.credentials.platform_url,
+        server.credentials.token,
+        identity,
+        REGISTRATION_TIMEOUT_S,
         connect_timeout_s=connect_timeout_s,
+        token_origin=server.credentials.token_origin,
     )

@@ -293,10 +293,6 @@ class UploadedRun:
         }
 
 
-def require_uploads(client: PlatformClient) -> None:
-    require_offered(client, Capability.EVAL_IMPORTS)
-
-
 def upload_run(
     client: PlatformClient,
     directory: Path,
@@ -306,7 +302,7 @@ def upload_run(
     """Upload a complete run while holding its lock."""
     from osmosis_ai.api.transfer import BlobClient
 
-    require_uploads(client)
+    require_offered(client, Capability.EVAL_IMPORTS)
     with ExitStack() as held:
         try:
             held.enter_context(run_lock(directory.parent, directory.name))
@@ -380,15 +376,15 @@ class _Upload:
 
         file: UploadFile = self._files[upload.path]
         file.require_unchanged()
-        sent = upload_file(
+        parts = upload_file(
             file.file,
             upload.upload,
             progress=lambda done: self._note(file.path, done),
             client=self._blobs,
         )
         done = wire.ImportUploadComplete(path=file.path)
-        if sent.parts is not None:
-            done.parts = [wire.ImportPart(part_number=part.PartNumber, etag=part.ETag) for part in sent.parts]
+        if parts is not None:
+            done.parts = [wire.ImportPart(part_number=part.PartNumber, etag=part.ETag) for part in parts]
         self._client.post(
             item_path(_IMPORTS, session_id, "/uploads/complete"),
             done,

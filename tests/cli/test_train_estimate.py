@@ -152,17 +152,29 @@ def test_the_example_of_the_documentation(estimate: Estimate, monkeypatch: pytes
     [
         ({"model_type": "falcon_h1"}, "unknown architecture 'falcon_h1'."),
         (None, "has no config.json."),
-        ({"model_type": "qwen3"}, "The model's configuration has no hidden_size."),
+        ({"model_type": "qwen3"}, "/config.json) has no hidden_size."),
         (
             {**EIGHT_B, "num_attention_heads": "32"},
-            "The model's configuration has an invalid num_attention_heads.",
+            "/config.json) has an invalid num_attention_heads.",
         ),
     ],
 )
 def test_folders(estimate: Estimate, tmp_path: Path, config: dict[str, Any] | None, message: str) -> None:
     if config is not None:
         (tmp_path / "config.json").write_text(json.dumps(config))
-    assert message in estimate(str(tmp_path))["message"]
+    told = estimate(str(tmp_path))["message"]
+    assert message in told and str(tmp_path) in told
+
+
+def test_a_relative_folder_is_estimated_with_a_warning(
+    estimate: Estimate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path.cwd() / "own/model"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(EIGHT_B))
+    found = estimate("own/model")
+    assert found["model"]["source"] == "folder"
+    assert "'own/model' is a folder of the current directory." in found["warnings"][-1]
 
 
 @pytest.mark.parametrize("answer", ["NVIDIA H200, 143771\n", "No devices were found\n", None])

@@ -19,10 +19,10 @@ from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.sandbox.gpus import visible_gpus
 from osmosis_ai.training import has_train_extra
 from osmosis_ai.training.model_support import (
-    HUB_NAME,
     ModelSupport,
     base_of,
     has_cached_weights,
+    is_relative_folder,
     model_support,
 )
 from osmosis_ai.training.runs.memory_estimate import MemoryEstimate, estimate
@@ -138,6 +138,11 @@ def estimate_training(config: Path, *, gpu: str | None, gpu_memory: str | None) 
     is_here = (device, size) == (own, own_size)
     model = here if is_here else model_support(model_path, settings, on_gpu=True)
     own_memory = needed_memory(here, own, own_size)
+    warnings = model.settings.warnings(model_path)
+    if is_relative_folder(model_path):
+        warnings.append(
+            f"'{model_path}' is a folder of the current directory. A run needs its absolute path."
+        )
     fits_on = {name: bool(needed_memory(model, name, size).fits) for name, size in GPUS.items()}
     return EstimatedTraining(
         loaded,
@@ -148,7 +153,7 @@ def estimate_training(config: Path, *, gpu: str | None, gpu_memory: str | None) 
         own,
         own_memory,
         fits_on,
-        model.settings.warnings(model_path),
+        warnings,
     )
 
 
@@ -200,6 +205,11 @@ def check_model(model_path: str, settings: TrainingSettings) -> tuple[ModelSuppo
         OsmosisError: The model cannot be trained, or no model can have this name.
     """
     base = base_of(model_path)
+    if is_relative_folder(base):
+        raise OsmosisError(
+            f"model_path is a relative path: {base}. Workers have another working directory.",
+            hint="use an absolute path, or a name on the Hugging Face Hub",
+        )
     if settings.backend == "tinker":
         if base != model_path:
             raise OsmosisError(
@@ -214,8 +224,6 @@ def check_model(model_path: str, settings: TrainingSettings) -> tuple[ModelSuppo
     try:
         found = model_support(base, settings, needs_weights=True)
     except NotFoundError:
-        if not (HUB_NAME.fullmatch(base) or Path(base).is_absolute()):
-            raise
         return None, [f"'{base}' is not on this machine and was not checked. {then}"]
     if found.problem is not None:
         raise OsmosisError(found.problem)

@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -196,22 +197,32 @@ def base_of(model_path: str) -> str:
     return base if HUB_NAME.fullmatch(base) else model_path
 
 
-def read_model_config(model_path: str) -> tuple[Config, Source]:
-    """Return a model's ``config.json`` and where it is; nothing is downloaded.
+def is_relative_folder(model_path: str) -> bool:
+    """Return whether a model is a folder relative to the current directory, which is another one on other machines."""
+    if model_path in served_models() or model_path.startswith(("/", "~")):
+        return False
+    with suppress(OSError):  # a name too long for a folder
+        return HUB_NAME.fullmatch(model_path) is None or Path(model_path).is_dir()
+    return False
+
+
+def read_model_config(model_path: str) -> tuple[Config, Source, Path]:
+    """Return a model's ``config.json``, its source and its file; nothing is downloaded.
 
     Raises:
         NotFoundError: The model is neither built in nor in a folder, the Hugging Face cache or the shipped list.
         OsmosisError: The file is not a configuration.
     """
     if model_path in served_models():
-        return _parsed(built_in_model(model_path) / "config.json"), "built in"
+        file = built_in_model(model_path) / "config.json"
+        return _parsed(file), "built in", file
     folder = expanded(model_path)
     try:
         has_config, is_folder = (folder / "config.json").is_file(), folder.is_dir()
     except OSError as error:
         raise NotFoundError(f"The model {model_path[:200]} cannot be read: {error.strerror}.") from error
     if has_config:
-        return _parsed(folder / "config.json"), "folder"
+        return _parsed(folder / "config.json"), "folder", folder / "config.json"
     if is_folder:
         raise NotFoundError(f"The folder {model_path} has no config.json.")
     if not HUB_NAME.fullmatch(model_path):
@@ -220,9 +231,9 @@ def read_model_config(model_path: str) -> tuple[Config, Source]:
 
     cached = try_to_load_from_cache(model_path, "config.json")
     if isinstance(cached, str):
-        return _parsed(Path(cached)), "cache"
+        return _parsed(Path(cached)), "cache", Path(cached)
     if model_path in shipped_configs():
-        return shipped_configs()[model_path], "shipped"
+        return shipped_configs()[model_path], "shipped", _SHIPPED
     raise NotFoundError(
         f"The configuration of '{model_path}' is not on this machine.",
         hint=f"fetch it (a few kB): hf download {model_path} config.json",
@@ -261,12 +272,15 @@ def model_support(
     Raises:
         NotFoundError, OsmosisError: As :func:`read_model_config`, or ``lora_targets`` match nothing.
     """
-    config, source = read_model_config(model_path)
+    config, source, file = read_model_config(model_path)
     if settings.backend == "tinker":  # the server knows, and is asked when the run starts
         return ModelSupport(model_path, source, config["model_type"], settings, None, None, None)
-    layout = model_layout(config)
+    try:
+        layout = model_layout(config)
+        kinds = sorted(set(_layer_kinds(_text_config(config))) - SERVED_BY_TORCH)
+    except OsmosisError as error:
+        raise OsmosisError(f"The configuration of '{model_path}' ({file}) {error.message}") from error
     plan = lora_plan(layout, settings.lora_rank, settings.lora_targets) if layout is not None else None
-    kinds = sorted(set(_layer_kinds(_text_config(config))) - SERVED_BY_TORCH)
     is_chosen = "policy_engine" in settings.model_fields_set
     if on_gpu:
         settings = settings.on_gpu(layout.parameters if layout is not None and not kinds else None)
@@ -422,7 +436,7 @@ def model_layout(config: Config) -> ModelLayout | None:
     """Return the sizes of a model, or None for an architecture that is not in the table.
 
     Raises:
-        OsmosisError: The configuration lacks a size.
+        OsmosisError: The configuration lacks a size; the message is about an unnamed configuration.
     """
     text = _text_config(config)
     model_type = str(config["model_type"])
@@ -434,7 +448,7 @@ def model_layout(config: Config) -> ModelLayout | None:
     if text.get("q_lora_rank", 0) is None:
         sizes["q_lora_rank"] = None
     if wrong := [key for key in _COUNTS if not _is_count(sizes.get(key, 0))]:
-        raise OsmosisError(f"The model's configuration has an invalid {wrong[0]}.")
+        raise OsmosisError(f"has an invalid {wrong[0]}.")
     try:
         kinds = _layer_kinds(sizes)
         return ModelLayout(
@@ -445,9 +459,9 @@ def model_layout(config: Config) -> ModelLayout | None:
             tuple(_layer(family, sizes, number, kind) for number, kind in enumerate(kinds)),
         )
     except KeyError as error:
-        raise OsmosisError(f"The model's configuration has no {error.args[0]}.") from error
+        raise OsmosisError(f"has no {error.args[0]}.") from error
     except (TypeError, ValueError, ArithmeticError, LookupError) as error:
-        raise OsmosisError(f"The model's configuration is invalid: {error}.") from error
+        raise OsmosisError(f"is invalid: {error}.") from error
 
 
 def _is_count(value: Any) -> bool:
@@ -463,9 +477,9 @@ def _layer_kinds(sizes: Config) -> list[str]:
     interval, layers = sizes.get("full_attention_interval") or 1, sizes.get("num_hidden_layers") or 0
     are_kinds = isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)
     if not (are_kinds and _is_count(interval) and _is_count(layers)):
-        raise OsmosisError("The model's configuration has invalid layers.")
+        raise OsmosisError("has invalid layers.")
     if max(layers, len(kinds)) > _MOST_LAYERS:
-        raise OsmosisError(f"The model's configuration has more than {_MOST_LAYERS:,} layers.")
+        raise OsmosisError(f"has more than {_MOST_LAYERS:,} layers.")
     if kinds:
         return list(kinds)
     return [LINEAR_ATTENTION if (number + 1) % interval else "full_attention" for number in range(layers)]

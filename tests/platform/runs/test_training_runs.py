@@ -190,6 +190,17 @@ def test_minimal_submit_uses_defaults_and_notes_unknown_keys(
     assert note in [mark["text"] for mark in api.get(f"{RUNS}/{run['name']}/metrics").json()["marks"]]
 
 
+@pytest.mark.parametrize("model", ["./model", "../model", "a/b/c"])
+def test_relative_model_paths_are_refused(api: TestClient, model: str) -> None:
+    body = refused(api, 400, "INVALID_CONFIG", experiment_config=experiment(model_path=model))
+    assert body["issues"] == [
+        {
+            "key": "experiment.model_path",
+            "message": "is a relative path: use an absolute one, or a name on the Hugging Face Hub",
+        }
+    ]
+
+
 def test_kinds_are_separate(api: TestClient) -> None:
     training, evaluation = submitted(api), api.post("/api/cli/eval-runs", json=submit_body()).json()
     assert api.get(RUNS).json()["total_count"] == 1

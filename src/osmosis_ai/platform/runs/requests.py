@@ -406,9 +406,11 @@ def effective_training_config(request: TrainingRequest) -> dict[str, dict[str, A
 
 def _model_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
     """Check a model whose configuration is known here; the machine that trains checks the others."""
-    from osmosis_ai.training.model_support import HUB_NAME, base_of, model_support
+    from osmosis_ai.training.model_support import HUB_NAME, base_of, is_relative_folder, model_support
 
     base = base_of(document["experiment"]["model_path"])
+    if is_relative_folder(base):
+        yield Issue(MODEL_PATH, "is a relative path: use an absolute one, or a name on the Hugging Face Hub")
     if not HUB_NAME.fullmatch(base):
         return
     settings = read_settings(document)

@@ -6,12 +6,17 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from rich.console import Console
 
+from osmosis_ai.api.models.base import LogEntry, LogPage
+from osmosis_ai.cli.output.terminal import print_result
+from osmosis_ai.cli.runs import page_result
 from osmosis_ai.services import training_estimate
 from osmosis_ai.training.model_support import shipped_configs
 from osmosis_ai.training.runs.metrics import MetricsHistory, StepRecord
@@ -102,16 +107,21 @@ def test_submit_check_on_both_platforms(maze: Maze) -> None:
     ("model", "message"),
     [
         ("Qwen/Qwen3.6-35B-A3B", 'Set [advanced].policy_engine = "vllm".'),
-        ("../model", "The folder ../model has no weights."),
-        ("./mdel", "The folder ./mdel does not exist."),
-        ("no such/model/anywhere", "The folder no such/model/anywhere does not exist."),
+        ("{folder}", "model has no weights."),
+        ("../model", "model_path is a relative path: ../model. Workers have another working directory."),
+        ("./mdel", "is a relative path: ./mdel. Workers have another working directory."),
+        ("own/model", "is a relative path: own/model. Workers have another working directory."),
+        ("no such/model/anywhere", "anywhere. Workers have another working directory."),
     ],
 )
 def test_submit_check_refuses_a_model_before_anything_else(maze: Maze, model: str, message: str) -> None:
     folder = maze.workspace.root.parent / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(shipped_configs()["Qwen/Qwen3-8B"]))
-    text = TEXT.replace("fern/base-32b", model).replace("[advanced]", '[advanced]\npolicy_engine = "torch"')
+    for each in (folder, maze.workspace.root / "own/model"):
+        each.mkdir(parents=True)
+        (each / "config.json").write_text(json.dumps(shipped_configs()["Qwen/Qwen3-8B"]))
+    text = TEXT.replace("fern/base-32b", model.format(folder=folder)).replace(
+        "[advanced]", '[advanced]\npolicy_engine = "torch"'
+    )
     (maze.workspace.root / CONFIG).write_text(text)
     error = maze.osmosis("train", "submit", CONFIG, "--check", "--json").error
     assert error["message"].endswith(message)
@@ -331,6 +341,28 @@ def test_logs_local_directory(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> No
     assert "it is slow" in slow.out and "training" not in slow.out
     followed = maze.osmosis("train", "logs", "trained/walks", "--follow", "--limit", "2").out
     assert followed.count("training") == 1 and "it is slow" in followed
+
+
+def test_logs_leave_commands_whole() -> None:
+    command = "tensorboard --logdir /home/mara/" + "platform/" * 30 + "tensorboard"
+    lines = [
+        LogEntry(level="info", step="run", message=f"open it with `{command}`"),
+        LogEntry(level="warning", step="checkpoint", message="slow"),
+    ]
+    console = Console(width=60, file=StringIO())
+    print_result(console, page_result(LogPage(logs=lines), older="", extra={}))
+    assert console.file.getvalue() == (  # type: ignore[attr-defined]
+        f"–  info     run         open it with `{command}`\n–  warning  checkpoint  slow\n"
+    )
+
+
+def test_info_shows_lists_of_settings(maze: Maze) -> None:
+    offer(maze)
+    config = {"advanced": {"report_to": ["trackio", "wandb"], "shard_model": True}}
+    maze.get("/training-runs/copper").respond(json={**DETAIL, "config": config})
+    shown = maze.osmosis("train", "info", "copper", "--verbose", "--plain").out
+    assert "advanced.report_to    trackio, wandb\n" in shown and "advanced.shard_model  true\n" in shown
+    assert "Attempts\t3,072" in shown
 
 
 def test_logs_follow_local_directory(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:

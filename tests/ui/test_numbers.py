@@ -19,3 +19,18 @@ def test_a_number_and_its_percentage_are_rounded_alike(value: float | None, show
 
 def test_numbers_that_are_not_finite_have_names() -> None:
     assert (numbers.number(math.nan), numbers.percent(math.inf)) == ("nan", "inf%")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (["trackio", "wandb"], "trackio, wandb"),
+        ([], "none"),
+        (True, "true"),
+        (1e-05, "1e-05"),
+        ("dapo", "dapo"),
+        ([1, True], "1, true"),
+    ],
+)
+def test_settings_are_shown_without_python_syntax(value: object, shown: str) -> None:
+    assert numbers.setting(value) == shown

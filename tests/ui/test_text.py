@@ -208,3 +208,16 @@ def test_what_is_not_seen_is_shown() -> None:
             *("LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI"),
         ]:
             assert visible(chr(point)) != chr(point), hex(point)
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("no attempt got a reward.", "No attempt got a reward."),
+        ("lora_targets matches no layer", "lora_targets matches no layer"),
+        ("`wandb` failed", "`wandb` failed"),
+        ("", ""),
+    ],
+)
+def test_messages_start_with_a_capital_letter(message: str, shown: str) -> None:
+    assert templates().from_string("{{ text | sentence }}").render(text=message) == shown

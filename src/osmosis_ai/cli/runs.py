@@ -198,6 +198,7 @@ def page_result(
     result = ListResult(
         items=[entry.model_dump() for entry in page.logs],
         columns=_LOG_COLUMNS,
+        as_table=False,
         has_more=page.next_cursor is not None,
         more=f"Older lines: {older} --cursor {page.next_cursor}",
         extra={**extra, "next_cursor": page.next_cursor},
@@ -227,7 +228,7 @@ def _level(item: Mapping[str, Any]) -> Cell:
 _LOG_COLUMNS = (
     Column("Time", value=lambda item: Timestamp(item["timestamp"], seconds=True)),
     Column("Level", value=_level),
-    Column("Step", "step"),
+    Column("Phase", "step"),
     Column("Message", value=_message),
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from datetime import datetime, timezone, tzinfo
 from decimal import Decimal
-from typing import Protocol
+from typing import Any, Protocol
 
 MISSING = "–"
 NOT_RECORDED = "not recorded"
@@ -82,6 +82,15 @@ def size(byte_count: int | None) -> str:
 def count(number: int | None) -> str:
     """Return a whole number with thousands separated: ``12,345``."""
     return MISSING if number is None else f"{number:,}"
+
+
+def setting(value: Any) -> str:
+    """Return a setting of a config: ``true``, ``wandb, trackio``, ``1e-05``."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return ", ".join(map(setting, value)) or "none"
+    return str(value)
 
 
 def amount(number: int, noun: str) -> str:

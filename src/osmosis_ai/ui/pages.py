@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -192,8 +193,13 @@ def duration_ms(milliseconds: float | None) -> str:
     return numbers.duration(None if milliseconds is None else milliseconds / 1000)
 
 
+def sentence(text: str) -> str:
+    """Return a message with a capital letter at its start, unless it starts with a name such as ``lora_rank``."""
+    return text[:1].upper() + text[1:] if re.match("[a-z]+ ", text) else text
+
+
 _FILTERS: Sequence[Callable[..., Any]] = (
-    *(ansi, breakable, code, markdown, moment, duration_ms, numbers.compact, numbers.count),
+    *(ansi, breakable, code, markdown, moment, duration_ms, sentence, numbers.compact, numbers.count),
     *(numbers.duration, numbers.money, numbers.number, numbers.percent, numbers.size),
 )
 

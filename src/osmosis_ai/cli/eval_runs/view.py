@@ -47,7 +47,7 @@ from osmosis_ai.services.eval_runs import info, local_runs, resolver
 from osmosis_ai.services.eval_runs.info import DescribedEvaluation, EvaluationLook
 from osmosis_ai.services.eval_runs.run import PreparedEvalRun, find_secret_values
 from osmosis_ai.services.runs.download import save_metrics
-from osmosis_ai.ui import run_numbers
+from osmosis_ai.ui import numbers, run_numbers
 from osmosis_ai.ui.numbers import amount
 from osmosis_ai.viewer.source import RunDetail, RunEntry
 
@@ -341,7 +341,9 @@ def _standing(seen: DescribedEvaluation) -> RunStanding:
 def _settings(config: Mapping[str, Any]) -> Iterable[str]:
     known = EvaluationSettings.model_fields
     others = sorted(key for key in config if key not in known and key != "model_path")
-    return (f"{key}={config[key]}" for key in (*known, *others) if config.get(key) is not None)
+    return (
+        f"{key}={numbers.setting(config[key])}" for key in (*known, *others) if config.get(key) is not None
+    )
 
 
 def _numbers_of(described: DescribedEvaluation, *, rows: RowsDrawn | None = None) -> Iterator[Block]:

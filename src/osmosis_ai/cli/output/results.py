@@ -262,7 +262,7 @@ class Result:
 
 @dataclass(frozen=True)
 class ListResult(Result):
-    """One page (or all) of a collection."""
+    """One page (or all) of a collection, as a table, or as lines that can be copied whole."""
 
     items: Sequence[Mapping[str, Any]]
     columns: Sequence[Column] = ()
@@ -272,6 +272,7 @@ class ListResult(Result):
     next_offset: int | None = None
     more: str = "Use --all to list all."
     none: str = "No items."
+    as_table: bool = True
 
     def body(self) -> dict[str, Any]:
         return {

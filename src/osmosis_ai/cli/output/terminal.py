@@ -110,8 +110,7 @@ def print_result(console: Console, result: Result) -> None:
         _print_text(console, result.sentence, style="green" if result.status == "success" else "yellow")
     elif isinstance(result, StreamResult):
         for item in result.items:
-            line = RichText("  ").join(_cell(column.cell(item)) for column in result.columns)
-            console.print(line, soft_wrap=True)
+            _print_lines(console, [[column.cell(item) for column in result.columns]])
     print_blocks(console, result.blocks)
     for hint in result.next_steps if isinstance(result, OperationResult) else result.hints:
         _print_text(console, hint, style="dim")
@@ -160,11 +159,25 @@ def _print_list(console: Console, result: ListResult) -> None:
         return
     columns = [column for column in result.columns if column.in_rich]
     rows = [[column.cell(item) for column in columns] for item in result.items]
-    console.print(_table(columns, rows))
+    if result.as_table:
+        console.print(_table(columns, rows))
+    else:
+        _print_lines(console, rows)
     if result.has_more:
         shown, total = len(result.items), result.total_count
         of_total = f" of {total}" if total is not None else ""
         _print_text(console, f"Showing {shown}{of_total}. {result.more}".rstrip(), style="dim")
+
+
+def _print_lines(console: Console, rows: Sequence[Sequence[Cell]]) -> None:
+    """Print aligned cells; the last one is never broken."""
+    drawn = [list(map(_cell, row)) for row in rows]
+    for column in list(zip(*drawn, strict=True))[:-1]:
+        width = max(cell.cell_len for cell in column)
+        for cell in column:
+            cell.pad_right(width - cell.cell_len)
+    for cells in drawn:
+        console.print(RichText("  ").join(cells), soft_wrap=True)
 
 
 def _print_text(console: Console, text: str, *, style: str = "") -> None:

@@ -23,6 +23,7 @@ from osmosis_ai.cli.output.results import (
     Text,
 )
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
     from osmosis_ai.cli.runs import RunView
@@ -339,7 +340,10 @@ def _comparison(found: TrainingComparison, *, verbose: bool) -> Text:
         for letter, run in (("A", found.a), ("B", found.b))
     ]
     settings = [
-        (each.key, *(formats.MISSING if value is None else str(value) for value in (each.a, each.b)))
+        (
+            each.key,
+            *(formats.MISSING if value is None else numbers.setting(value) for value in (each.a, each.b)),
+        )
         for each in found.differences.settings
     ]
     metrics = [

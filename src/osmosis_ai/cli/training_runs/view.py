@@ -33,6 +33,7 @@ from osmosis_ai.training.runs.metrics import (
     VALIDATION_REWARD,
 )
 from osmosis_ai.training.runs.run_differences import flat_settings
+from osmosis_ai.ui import numbers
 
 _NOTICEABLE_S = 0.05
 _MOST_SETTINGS, _MOST_WARNINGS, _MOST_STEPS = 10, 5, 3
@@ -95,7 +96,9 @@ def summary(run: LocalTraining | DescribedTraining, notes: Iterable[tuple[str, s
         ("Rollout", entry.rollout),
         ("Commit", entry.commit and entry.commit[:7]),
     ]
-    settings = [(key, formats.one_line(str(value))) for key, value in run.changed_settings.items()]
+    settings = [
+        (key, formats.one_line(numbers.setting(value))) for key, value in run.changed_settings.items()
+    ]
     if len(settings) > _MOST_SETTINGS:
         settings[_MOST_SETTINGS:] = [("…", f"{len(settings) - _MOST_SETTINGS} more with --verbose")]
     known = [f"  {label:<9}{formats.one_line(text)}" for label, text in facts if text]
@@ -249,7 +252,8 @@ def _run_rows(run: DescribedTraining) -> Iterator[Row]:
     yield "Submitted by", own.creator_name
     yield "Started", Timestamp(own.started_at, seconds=True)
     yield "Completed", Timestamp(own.completed_at, seconds=True)
-    yield "Rows processed", formats.count(own.examples_processed_count)
+    # A supervised run has no attempts.
+    yield "Attempts", formats.count(own.examples_processed_count or None)
     yield from (run.detail.adapter or {}).items()
     if run.in_progress:
         yield "Note", "The metrics are a snapshot: the run has not ended."
@@ -364,7 +368,9 @@ CHECKPOINT_COLUMNS = (
 
 def _settings(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield every setting under a dotted name."""
-    yield from (f"{key}={value}" for key, value in flat_settings(config) if value is not None)
+    yield from (
+        f"{key}={numbers.setting(value)}" for key, value in flat_settings(config) if value is not None
+    )
 
 
 VIEW = RunView(

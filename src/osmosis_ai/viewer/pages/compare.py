@@ -218,7 +218,8 @@ def _settings(names: Sequence[str], differences: Sequence[TrainingDifferences]) 
             row = values.setdefault(setting.key, [setting.a] * len(names))
             row[place] = setting.b
     rows = [
-        (key, *(MISSING if value is None else str(value) for value in row)) for key, row in values.items()
+        (key, *(MISSING if value is None else numbers.setting(value) for value in row))
+        for key, row in values.items()
     ] or [("all settings", *("same" for _ in names))]
     return ComparedTable("Differing settings", ("Setting", *names), rows, range(len(names) + 1))
 

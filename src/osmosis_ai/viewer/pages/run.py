@@ -25,6 +25,7 @@ from osmosis_ai.training.runs.metrics import (
     VALIDATION_PASS_RATE,
     VALIDATION_REWARD,
 )
+from osmosis_ai.ui import numbers
 from osmosis_ai.ui.charts import ChartMark, ChartPoint, ChartSeries, SvgChart
 from osmosis_ai.ui.numbers import (
     compact,
@@ -208,7 +209,7 @@ def flat_config(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[st
         if isinstance(value, Mapping) and value:
             yield from flat_config(value, f"{above}{key}.")
         else:
-            yield f"{above}{key}", value if isinstance(value, str) else repr(value)
+            yield f"{above}{key}", numbers.setting(value)
 
 
 def _slices(view: Viewing, detail: RunDetail, named: str | None, decided: Sequence[str]) -> Sequence[_Sliced]:

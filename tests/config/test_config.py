@@ -56,6 +56,8 @@ VLLM, TORCH = 'policy_engine = "vllm"\n', 'policy_engine = "torch"\n'
         ("[advanced]\nloss_type = 'gspo'\nclip_high = 0.1", {"clip_low": 3e-4, "clip_high": 0.1}),
         (f"[advanced]\n{VLLM}vllm_command = ['vllm']", {"vllm_command": ["vllm"], "importance_cap": 2.0}),
         (f"[advanced]\n{VLLM}vllm_url = 'http://gpu:8000'\nimportance_cap = 1.5", {"importance_cap": 1.5}),
+        ("[advanced]\nmax_staleness = 1", {"importance_cap": 2.0, "policy_engine": "torch"}),
+        ("[advanced]\nmax_staleness = 4\nimportance_cap = 5.0", {"importance_cap": 5.0}),
     ],
 )
 def test_training_settings_and_their_defaults(text: str, expected: dict[str, Any]) -> None:
@@ -75,14 +77,17 @@ def test_training_settings_and_their_defaults(text: str, expected: dict[str, Any
         ({"lr": 0.01}, "collapse"),
         ({"rollout_top_p": 0.9}, "biased"),
         ({"clip_low": 0.1}, "`clip_low` has no effect: every batch is learned from once"),
-        ({"clip_low": 0.1, "max_staleness": 1}, None),
         (
-            {"clip_high": 0.3, "max_staleness": 1, "importance_cap": 2.0},
-            "`clip_high` has no effect: with imp",
+            {"clip_low": 0.1, "max_staleness": 1},
+            "`clip_low` has no effect: with max_staleness > 0 the policy",
         ),
+        ({"clip_high": 0.3, "importance_cap": 2.0}, "`clip_high` has no effect: with importance_cap the"),
         ({"loss_type": "gspo"}, "its ratio is 1 except for rounding"),
-        ({"loss_type": "gspo", "max_staleness": 1}, None),
-        ({"loss_type": "gspo", "max_staleness": 1, "importance_cap": 2.0}, 'learns as "grpo" does'),
+        ({"loss_type": "gspo", "max_staleness": 1}, 'learns as "grpo" does'),
+        ({"loss_type": "gspo", "importance_cap": 2.0}, 'learns as "grpo" does'),
+        ({"max_staleness": 1}, None),
+        ({"method": "sft", "max_staleness": 1}, '`max_staleness`: ignored with method = "sft"'),
+        ({"method": "sft", "policy_engine": "vllm"}, None),
         ({"importance_cap": 2.0}, None),
         ({"shard_model": True}, "changes nothing with one learner process"),
         ({"shard_model": True, "policy_engine": "vllm", "learner_processes": 2}, None),
@@ -150,7 +155,7 @@ FORMATS = "hermes, qwen3_coder, mistral, deepseek, llama3_json, pythonic"
         (
             f"[advanced]\n{TINKER}{HERE}tinker_server = 'other'\nmax_staleness = 1",
             "advanced.max_staleness",
-            "`ppo`",
+            "`cispo`",
         ),
         (
             f"[sampling]\nrollout_top_p = 0.9\n[advanced]\n{TINKER}{HERE}",

@@ -43,7 +43,7 @@ TINY_MODEL_USUAL_LR = (1e-4, 2e-3)
 # GSPO (section 5.1): a sequence's ratio is a mean over its tokens, so it moves a thousand times less than a token's.
 GSPO_CLIP = (3e-4, 4e-4)
 # Yao et al., 2025 ("Your efficient RL framework secretly brings you off-policy RL training"): cap C = 2.
-VLLM_IMPORTANCE_CAP = 2.0
+DEFAULT_IMPORTANCE_CAP = 2.0
 
 SOURCE_PREFIX = "run:"
 """The prefix of an evaluation's name in `sft_source`."""
@@ -111,7 +111,9 @@ class AdvancedSection(ConfigSection):
         10, "steps between measurements of the KL divergence when kl_coef is 0; 0: never"
     )
     importance_cap: Positive | None = setting(
-        None, "cap of the importance weights that correct for another serving engine (default with vLLM: 2)"
+        None,
+        "cap of the importance weights that correct for older policies and other engines (default with max_staleness > 0 "
+        "or vLLM: 2)",
     )
     logprob_gap_limit: Annotated[float, Field(gt=0)] | None = setting(
         None,
@@ -236,8 +238,9 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
         implied = {"clip_low": low, "clip_high": high} if values.get("loss_type") == "gspo" else {}
         if values.get("vllm_url") or values.get("vllm_command"):
             values = {"policy_engine": "vllm", **values}
-        if values.get("policy_engine") == "vllm":
-            implied["importance_cap"] = VLLM_IMPORTANCE_CAP
+        is_corrected = values.get("policy_engine") == "vllm" or values.get("max_staleness")
+        if is_corrected and values.get("method") != "sft":
+            implied["importance_cap"] = DEFAULT_IMPORTANCE_CAP
         return {**implied, **values}
 
     def on_gpu(self, parameters: int | None) -> TrainingSettings:
@@ -310,16 +313,16 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
         gspo, usual = self.loss_type == "gspo", TrainingSettings(loss_type=self.loss_type)
         named = [f"`{key}`" for key in ("clip_low", "clip_high") if getattr(self, key) != getattr(usual, key)]
         clips = f"{' and '.join(named)} {'has' if len(named) == 1 else 'have'} no effect"
-        once = "every batch is learned from once, by the policy that sampled it (max_staleness = 0), so"
         if self.importance_cap is not None:
-            found = [f"{clips}: with importance_cap the ratio that is clipped is 1."] if named else []
+            why = f"with {'max_staleness > 0' if self.max_staleness else 'importance_cap'} the policy is clipped"
+            why += " against the one at the start of the step, so the ratio is 1."
+            found = [f"{clips}: {why}"] if named else []
             if gspo:
                 found.append(
-                    'loss_type = "gspo" learns as "grpo" does: with importance_cap the ratio of the sequence is 1.'
+                    f'loss_type = "gspo" learns as "grpo" does, with a sequence\'s mean importance weight: {why}'
                 )
             return found
-        if self.max_staleness > 0:
-            return []
+        once = "every batch is learned from once, by the policy that sampled it (max_staleness = 0), so"
         if gspo:
             return [
                 f'loss_type = "gspo": {once} its ratio is 1 except for rounding, and in bfloat16 its narrow clip '
@@ -372,12 +375,10 @@ def backend_problems(settings: TrainingSettings) -> dict[str, str]:
             problems[key] = 'requires `backend = "local"`'
     if settings.method == "sft":
         return problems
-    needs = {"importance_cap": "cispo", "max_staleness": "ppo"}
-    for key, loss in needs.items():
-        if getattr(settings, key) and loss not in settings.tinker_losses:
-            problems[key] = (
-                f'requires the loss `{loss}`, which `tinker_server = "{settings.tinker_server}"` may not support'
-            )
+    if settings.importance_cap and "cispo" not in settings.tinker_losses:
+        problems["max_staleness" if settings.max_staleness else "importance_cap"] = (
+            f'requires the loss `cispo`, which `tinker_server = "{settings.tinker_server}"` may not support'
+        )
     if settings.loss_type == "gspo":
         problems["loss_type"] = "must be grpo, dapo or dr_grpo: the Tinker API does not support gspo"
     if settings.kl_coef > 0:

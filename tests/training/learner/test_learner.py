@@ -29,7 +29,7 @@ with lazily("torch", "huggingface_hub"):
     from osmosis_ai.training.learner.step import DivergedError, MismatchLimits
     from osmosis_ai.training.objective import losses
     from osmosis_ai.training.objective.batches import batch_totals, collate, training_rows
-    from osmosis_ai.training.objective.losses import policy_loss
+    from osmosis_ai.training.objective.losses import policy_objective
     from tests.training.learner_builders import (
         TINY,
         as_sampled_by,
@@ -105,8 +105,7 @@ def test_scores_and_gradients_are_those_of_the_whole_logits(monkeypatch, kind, o
     batch = collate(rows, device)
     logits = policy(input_ids=batch.ids_BT, logits_to_keep=batch.columns_K).logits / 0.7
     expected = logits.log_softmax(-1).gather(2, batch.targets_BK[..., None])[..., 0]
-    loss = policy_loss("dr_grpo", expected, batch.logged_logprobs_BK, batch.advantages_B, batch.mask_BK,
-                       clip_low=settings.clip_low, clip_high=settings.clip_high, totals=totals)  # fmt: skip
+    loss = policy_objective(settings, batch, totals, expected)[0]
     learned = [p for p in policy.parameters() if p.requires_grad]
     gradients = torch.autograd.grad(loss, learned, allow_unused=True)
     monkeypatch.setattr(losses, "CHUNK_ELEMENTS", 5 * 97)
@@ -249,6 +248,12 @@ def test_a_server_with_other_probabilities_is_refused_and_the_limit_can_be_set()
         0.02, abs=1e-4
     )
     assert tiny_learner(importance_cap=2.0).step(shifted, advantages).learned
+    # A stale token may differ, but not one of the current policy.
+    stale = [replace(s, versions=[-1 if version < 0 else 6 for version in s.versions]) for s in shifted]
+    assert tiny_learner(max_staleness=2).step(stale, advantages, policy_version=7).learned
+    with pytest.raises(StepRefusedError, match="differ from the learner's") as refused:
+        tiny_learner(max_staleness=2).step(shifted, advantages)
+    assert refused.value.hint == "[advanced].logprob_gap_limit sets the limit"
 
 
 def test_importance_weights_of_another_engine_are_cut_off_and_counted():

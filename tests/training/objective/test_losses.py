@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from osmosis_ai.config.training import TrainingSettings
 from tests.lazily import lazily
 
 with lazily("torch"):
@@ -20,6 +21,8 @@ with lazily("torch"):
 
     from osmosis_ai.training.objective import losses as module
     from osmosis_ai.training.objective.batches import (
+        BatchTotals,
+        MicroBatch,
         UnsampledTokenError,
         batch_totals,
         collate,
@@ -27,12 +30,9 @@ with lazily("torch"):
         training_rows,
     )
     from osmosis_ai.training.objective.losses import (
-        BatchTotals,
-        drift,
         k3_divergence,
-        policy_loss,
+        policy_objective,
         score_tokens,
-        truncated_importance,
     )
     from osmosis_ai.training.objective.sequences import TokenSequence
 
@@ -51,13 +51,23 @@ def setup_module() -> None:
     TARGETS = torch.randint(0, 11, (2, 5), generator=torch.Generator().manual_seed(1))
 
 
-def loss_of(loss_type: str, logprobs=None, old=None, advantages=None, mask=None, **changes):
-    given = [
+def objective_of(
+    loss_type, logprobs=None, old=None, advantages=None, mask=None, lengths=None, settings=None, **given
+):
+    logprobs, old, advantages, mask = (
         default if value is None else value
         for value, default in ((logprobs, LOGPROBS), (old, OLD), (advantages, ADVANTAGES), (mask, MASK))
-    ]
+    )
+    lengths = mask.sum(1) if lengths is None else lengths
+    batch = MicroBatch(None, None, None, mask.bool(), old, None, advantages, lengths)
     totals = BatchTotals(rollouts=2, tokens=5, max_response_length=4)
-    return policy_loss(loss_type, *given, **{"clip_low": LOW, "clip_high": HIGH, "totals": totals, **changes})
+    clip = {"clip_low": LOW, "clip_high": HIGH}
+    settings = TrainingSettings(**{"loss_type": loss_type, **clip, **(settings or {})})
+    return policy_objective(settings, batch, totals, logprobs, **given)
+
+
+def loss_of(loss_type, **changes):
+    return objective_of(loss_type, **changes)[0]
 
 
 def gradient(loss_type: str, **changes):
@@ -94,23 +104,23 @@ def test_the_gradient_of_a_token_is_its_weighted_ratio_times_advantage_and_zero_
 
 
 def test_the_clip_fraction_counts_sampled_tokens_only():
-    clipped, _ = drift("dapo", LOGPROBS, OLD, ADVANTAGES, MASK, clip_low=LOW, clip_high=HIGH)
+    clipped = objective_of("dapo")[1]["clipped"]
     assert clipped.tolist() == [[False, True, False], [False, False, False]]
     assert float(clipped.sum() / MASK.sum()) == pytest.approx(1 / 5)
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_the_gradient_agrees_with_finite_differences(loss_type):
-    base = OLD - 0.1
-    importance = torch.tensor([[0.5, 2.0, 1.0], [1.5, 0.7, 1.0]], dtype=torch.float64)
+    proximal = OLD + torch.tensor([[0.5, 2.0, 1.0], [1.5, 0.7, 1.0]], dtype=torch.float64).log()
+    settings = {"kl_coef": 0.3, "importance_cap": 1.8}
 
     def loss(logprobs):
         return loss_of(
-            loss_type, logprobs=logprobs, base_logprobs_BT=base, kl_coef=0.3, importance_BT=importance
+            loss_type, logprobs=logprobs, base_BK=OLD - 0.1, proximal_BK=proximal, settings=settings
         )
 
     torch.manual_seed(0)
-    logprobs = (OLD + 0.15 * torch.randn(2, 3, dtype=torch.float64)).requires_grad_()
+    logprobs = (proximal + 0.15 * torch.randn(2, 3, dtype=torch.float64)).requires_grad_()
     assert torch.autograd.gradcheck(loss, (logprobs,))
 
 
@@ -141,11 +151,11 @@ def test_a_rollout_recorded_as_two_sequences_weighs_like_one(loss_type):
     rows = [0, 0, 1]
     forked = loss_of(
         loss_type,
-        LOGPROBS[rows],
-        OLD[rows],
-        ADVANTAGES[rows],
-        mask,
-        response_lengths_B=torch.tensor([3, 3, 2]),
+        logprobs=LOGPROBS[rows],
+        old=OLD[rows],
+        advantages=ADVANTAGES[rows],
+        mask=mask,
+        lengths=torch.tensor([3, 3, 2]),
     )
     assert float(forked) == pytest.approx(float(whole), abs=1e-15)
 
@@ -156,8 +166,8 @@ def test_the_divergence_from_the_base_is_the_k3_estimate():
     measured = k3_divergence(LOGPROBS, base, MASK)
     assert measured.flatten().tolist() == pytest.approx([*k3, 0.0])
     with pytest.raises(ValueError, match="base model"):
-        loss_of("dapo", kl_coef=0.2)
-    with_kl = loss_of("dapo", base_logprobs_BT=base, kl_coef=0.2)
+        loss_of("dapo", settings={"kl_coef": 0.2})
+    with_kl = loss_of("dapo", base_BK=base, settings={"kl_coef": 0.2})
     assert float(with_kl) == pytest.approx(float(loss_of("dapo")) + 0.2 * sum(k3) / 5)
 
 
@@ -166,14 +176,6 @@ def test_k3_is_unbiased_for_the_true_divergence():
     q = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
     estimates = k3_divergence(p.log()[None], q.log()[None], torch.ones(1, 3))[0]
     assert float((p * estimates).sum()) == pytest.approx(float((p * (p / q).log()).sum()))
-
-
-def test_importance_weights_of_another_engine_are_truncated_and_carry_no_gradient():
-    learner = torch.log(torch.tensor([[0.5, 0.9, 0.1]])).requires_grad_()
-    server = torch.log(torch.tensor([[0.4, 0.3, 0.2]]))
-    weights = truncated_importance(learner, server, torch.tensor([[1, 1, 1]]), cap=2.0)
-    assert weights[0].tolist() == pytest.approx([1.25, 2.0, 0.5])
-    assert not weights.requires_grad
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])

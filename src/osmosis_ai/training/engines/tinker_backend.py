@@ -5,8 +5,8 @@ tokens, computes advantages, and decides when to validate and to save. A step se
 log-probabilities, and per-token advantages that contain our averaging over tokens, because the API's losses are
 sums. The losses of the API that equal ours:
 
-    policy loss with clip                 ppo
-    policy loss with importance_cap       cispo, whose weight is min(ratio, cap)
+    policy loss without importance_cap    ppo
+    with it, as max_staleness > 0 has     cispo, whose weight is min(ratio, cap)
     cross-entropy (method = "sft")        cross_entropy, or importance_sampling at ratio 1
 
 Weights never pass through this process, except for the adapter of a saved checkpoint.
@@ -45,13 +45,18 @@ from osmosis_ai.inference.engine import (
     SampledToken,
 )
 from osmosis_ai.training.engines.policy_engine import RemoteModel, RemotePolicyEngine
-from osmosis_ai.training.learner.forward_backward import policy_objective
 from osmosis_ai.training.learner.learner import warmed_up
 from osmosis_ai.training.learner.policy import SequenceScores, SessionLostError
 from osmosis_ai.training.learner.policy_model import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from osmosis_ai.training.learner.step import StepMetrics, StepSums
-from osmosis_ai.training.objective.batches import TrainingRow, batch_totals, collate, training_rows
-from osmosis_ai.training.objective.losses import BatchTotals, cross_entropy, token_weights
+from osmosis_ai.training.objective.batches import (
+    BatchTotals,
+    TrainingRow,
+    batch_totals,
+    collate,
+    training_rows,
+)
+from osmosis_ai.training.objective.losses import cross_entropy, policy_objective, token_weights
 
 if TYPE_CHECKING:
     import tinker
@@ -284,7 +289,9 @@ class TinkerLearner:
             if not bool(torch.isfinite(current_1K).all()):
                 raise SessionLostError(f"{place} returned log-probabilities that are not numbers.")
             if is_rl:
-                loss, terms, gap_1K = policy_objective(settings, batch, totals, current_1K, policy_version)
+                loss, terms, gap_1K = policy_objective(
+                    settings, batch, totals, current_1K, policy_version=policy_version
+                )
                 sums.add(loss=loss, **terms)
                 largest = max(largest, float(gap_1K.max()))
             else:

@@ -19,6 +19,7 @@ from osmosis_ai.training.learner.distributed import World
 from osmosis_ai.training.learner.policy import SequenceScores
 from osmosis_ai.training.learner.step import StepSums
 from osmosis_ai.training.objective.batches import (
+    BatchTotals,
     MicroBatch,
     TrainingRow,
     collate,
@@ -26,14 +27,10 @@ from osmosis_ai.training.objective.batches import (
     training_rows,
 )
 from osmosis_ai.training.objective.losses import (
-    BatchTotals,
     TokenScores,
     cross_entropy,
-    drift,
-    k3_divergence,
-    policy_loss,
+    policy_objective,
     score_tokens,
-    truncated_importance,
 )
 from osmosis_ai.training.objective.sequences import TokenSequence
 
@@ -55,55 +52,6 @@ class Accumulated:
     sums: StepSums
     largest_gap: Tensor
     micro_batches: int
-
-
-def policy_objective(
-    settings: TrainingSettings,
-    batch: MicroBatch,
-    totals: BatchTotals,
-    logprobs_BK: Tensor,
-    policy_version: int | None,
-    base_BK: Tensor | None = None,
-) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-    """Return a micro-batch's share of the loss, its terms of :class:`StepSums`, and its gaps to the sampler.
-
-    It depends on the policy only through ``logprobs_BK``, wherever these were computed. ``base_BK`` has the base model's
-    log-probabilities. Gaps are 0 for tokens of other versions than ``policy_version``; None is every version.
-    """
-    mask_BK, logged_BK, cap = batch.mask_BK, batch.logged_logprobs_BK, settings.importance_cap
-    weight_BK = None if cap is None else truncated_importance(logprobs_BK, logged_BK, mask_BK, cap)
-    clip = {"clip_low": settings.clip_low, "clip_high": settings.clip_high}
-    loss = policy_loss(
-        settings.loss_type,
-        logprobs_BK,
-        # With importance weights, the loss's own ratio is 1.
-        logged_BK if cap is None else logprobs_BK.detach(),
-        batch.advantages_B,
-        mask_BK,
-        **clip,
-        totals=totals,
-        response_lengths_B=batch.response_lengths_B,
-        importance_BT=weight_BK,
-        base_logprobs_BT=base_BK,
-        kl_coef=settings.kl_coef,
-    )
-    clipped_BK, approx_kl_BK = drift(
-        settings.loss_type, logprobs_BK, logged_BK, batch.advantages_B, mask_BK, **clip
-    )
-    fresh_BK = mask_BK if policy_version is None else mask_BK & (batch.versions_BK == policy_version)
-    gap_BK = torch.where(fresh_BK, (logprobs_BK.detach() - logged_BK).abs(), torch.zeros_like(logprobs_BK))
-    terms = {
-        "tokens": mask_BK,
-        "clipped": clipped_BK,
-        "approx_kl": approx_kl_BK,
-        "gap": gap_BK,
-        "gap_tokens": fresh_BK,
-    }
-    if cap is not None and weight_BK is not None:
-        terms["capped"] = mask_BK & (weight_BK >= cap)
-    if base_BK is not None:
-        terms["kl_base"] = k3_divergence(logprobs_BK.detach(), base_BK, mask_BK)
-    return loss, terms, gap_BK
 
 
 class ForwardBackward:
@@ -164,7 +112,12 @@ class ForwardBackward:
                 base_BK = self._forward(batch).logprobs
         logprobs_BK, entropies_BK, _ = self._forward(batch)
         loss, terms, gap_BK = policy_objective(
-            self._settings, batch, step.totals, logprobs_BK, step.policy_version, base_BK
+            self._settings,
+            batch,
+            step.totals,
+            logprobs_BK,
+            base_BK=base_BK,
+            policy_version=step.policy_version,
         )
         loss.backward()
         sums.add(loss=loss, entropy=entropies_BK * batch.mask_BK, **terms)

@@ -152,7 +152,9 @@ class Learner:
                     f"update {self.updates + 1} was refused: the log-probabilities that the server recorded differ "
                     f"from the learner's by up to {gap:.2g} (limit {limit:g}), so the two do not see the same "
                     "tokens or weights; the policy is unchanged.",
-                    hint="a serving engine that rounds differently needs [advanced].importance_cap = 2.0; "
+                    hint="[advanced].logprob_gap_limit sets the limit"
+                    if self.settings.importance_cap
+                    else "a serving engine that rounds differently needs [advanced].importance_cap = 2.0; "
                     "[advanced].logprob_gap_limit sets the limit",
                 )
             grad_norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.grad_clip)

@@ -115,8 +115,11 @@ class MismatchLimits:
         """Return what a model of this type makes possible; the settings' own limit wins."""
         import torch
 
-        # A serving engine whose probabilities are corrected for is another engine.
-        float32 = dtype == torch.float32 and settings.importance_cap is None
+        # Without staleness, importance weights correct for another engine.
+        is_other_engine = settings.importance_cap is not None and (
+            settings.max_staleness == 0 or settings.policy_engine == "vllm"
+        )
+        float32 = dtype == torch.float32 and not is_other_engine
         if settings.logprob_gap_limit is not None:
             return cls(settings.logprob_gap_limit, float32)
         if not float32:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.training.objective.losses import BatchTotals
 from osmosis_ai.training.objective.sequences import NOT_SAMPLED, TokenSequence
 
 PADDING_ID = 0  # never read: what is computed from it is masked
@@ -50,6 +49,15 @@ class MicroBatch:
     versions_BK: Tensor
     advantages_B: Tensor
     response_lengths_B: Tensor
+
+
+@dataclass(frozen=True)
+class BatchTotals:
+    """The denominators of a step's means."""
+
+    rollouts: int
+    tokens: int
+    max_response_length: int
 
 
 def training_rows(

@@ -8,15 +8,14 @@ Axes: B sequences, T positions. Position t of ``logprobs_BT`` is the log-probabi
 given the tokens before it, so all tensors are aligned with the *predicted* token. A masked
 position (prompt, tool reply, padding) adds nothing to a loss and gets no gradient, whatever its value.
 
-Every loss is one sum, -sum_BT(weight * objective). The objective compares the policy with the sampling policy,
-and the weight defines how tokens are averaged. The weights' denominators cover the whole step
-(:class:`BatchTotals`), so the losses of micro-batches on any number of devices add up exactly to the batch's loss.
+Every loss is one sum, -sum_BT(weight * objective). The weights' denominators cover the whole step (``BatchTotals``),
+so the losses of micro-batches on any number of devices add up exactly to the batch's loss.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -25,7 +24,8 @@ from torch import Tensor
 from osmosis_ai.training.objective import CHUNK_ELEMENTS
 
 if TYPE_CHECKING:
-    from osmosis_ai.config.training import LossType
+    from osmosis_ai.config.training import LossType, TrainingSettings
+    from osmosis_ai.training.objective.batches import BatchTotals, MicroBatch
 
 
 class TokenScores(NamedTuple):
@@ -106,44 +106,71 @@ class _ScoredChunks(torch.autograd.Function):  # type: ignore[misc]  # torch is 
         return (grad_logprobs_BK[..., None] * slopes_BKH).to(slopes_BKH.dtype), None, None, None, None
 
 
-@dataclass(frozen=True)
-class BatchTotals:
-    """The denominators of a step's means."""
-
-    rollouts: int
-    tokens: int
-    max_response_length: int
-
-
-def policy_loss(
-    loss_type: LossType,
-    logprobs_BT: Tensor,
-    old_logprobs_BT: Tensor,
-    advantages_B: Tensor,
-    mask_BT: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
+def policy_objective(
+    settings: TrainingSettings,
+    batch: MicroBatch,
     totals: BatchTotals,
-    response_lengths_B: Tensor | None = None,
-    importance_BT: Tensor | None = None,
-    base_logprobs_BT: Tensor | None = None,
-    kl_coef: float = 0.0,
-) -> Tensor:
-    """Return one micro-batch's share of the step's loss."""
-    mask_BT = mask_BT.to(logprobs_BT.dtype)
-    lengths_B = mask_BT.sum(1) if response_lengths_B is None else response_lengths_B.to(logprobs_BT.dtype)
-    log_ratio_BT = _where_sampled(logprobs_BT - old_logprobs_BT, mask_BT)
-    ratio_BT = _RATIOS[loss_type](log_ratio_BT, mask_BT)
-    weight_BT = _WEIGHTS[loss_type](mask_BT, lengths_B, totals)
-    objective_BT = clipped_objective(ratio_BT, advantages_B[:, None], clip_low, clip_high)
-    if importance_BT is not None:
-        objective_BT = objective_BT * importance_BT
-    if kl_coef > 0:
-        if base_logprobs_BT is None:
+    logprobs_BK: Tensor,
+    *,
+    proximal_BK: Tensor | None = None,
+    base_BK: Tensor | None = None,
+    policy_version: int | None = None,
+) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """Return a micro-batch's share of the loss, its terms of ``StepSums``, and its gaps to the sampler.
+
+        loss = -sum_BK w (c min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) - kl_coef D)
+
+        r   pi / pi_proximal, by :func:`policy_ratio`       PPO, arXiv:1707.06347, eq. 7; two bounds: DAPO, eq. 10
+        c   min(pi_proximal / pi_sampler, importance_cap) at each token, without a gradient
+                                                            AReaL, arXiv:2505.24298, section 5.2; cap: Yao et al., 2025
+        w   how tokens are averaged, :func:`token_weights`
+        D   the divergence from the base model, :func:`k3_divergence`
+
+    Without ``importance_cap``, the proximal policy is the sampler, so c = 1. With a cap, it is the policy at the start of
+    the step. A step makes one update, so its log-probabilities are the current ones: r = 1, and only its gradient counts.
+
+    Args:
+        logprobs_BK: The policy's log-probabilities, wherever they were computed.
+        proximal_BK: The proximal policy's log-probabilities, if they differ from those described above.
+        base_BK: The base model's log-probabilities; required if ``kl_coef`` is not 0.
+        policy_version: Gaps are 0 for tokens of other versions; None is every version.
+    """
+    mask_BK, sampler_BK, advantages_B1 = batch.mask_BK, batch.logged_logprobs_BK, batch.advantages_B[:, None]
+    current_BK, cap, kind = logprobs_BK.detach(), settings.importance_cap, settings.loss_type
+    low, high = 1 - settings.clip_low, 1 + settings.clip_high
+    if proximal_BK is None:
+        proximal_BK = sampler_BK if cap is None else current_BK
+
+    ratio_BK = policy_ratio(kind, _where_sampled(logprobs_BK - proximal_BK, mask_BK), mask_BK)
+    importance_BK = _where_sampled(proximal_BK - sampler_BK, mask_BK).exp().clamp(max=cap or math.inf)
+    clipped_BK = torch.minimum(ratio_BK * advantages_B1, ratio_BK.clamp(low, high) * advantages_B1)
+    objective_BK = importance_BK * clipped_BK
+    if settings.kl_coef > 0:
+        if base_BK is None:
             raise ValueError("kl_coef > 0 needs the base model's log-probabilities")
-        objective_BT = objective_BT - kl_coef * k3_divergence(logprobs_BT, base_logprobs_BT, mask_BT)
-    return -(weight_BT * objective_BT).sum()
+        objective_BK = objective_BK - settings.kl_coef * k3_divergence(logprobs_BK, base_BK, mask_BK)
+    weight_BK = token_weights(kind, mask_BK.to(logprobs_BK.dtype), batch.response_lengths_B, totals)
+    loss = -(weight_BK * objective_BK).sum()
+
+    drift_BK = _where_sampled(current_BK - sampler_BK, mask_BK)
+    drift_ratio_BK = policy_ratio(kind, drift_BK, mask_BK)
+    too_high_BK = (advantages_B1 > 0) & (drift_ratio_BK > high)
+    too_low_BK = (advantages_B1 < 0) & (drift_ratio_BK < low)
+    fresh_BK = mask_BK if policy_version is None else mask_BK & (batch.versions_BK == policy_version)
+    gap_BK = _where_sampled((current_BK - sampler_BK).abs(), fresh_BK)
+    terms = {
+        "tokens": mask_BK,
+        # With an importance weight, a token beyond the clip still has a gradient.
+        "clipped": mask_BK & (too_high_BK | too_low_BK),
+        "approx_kl": drift_BK.exp() - 1 - drift_BK,
+        "gap": gap_BK,
+        "gap_tokens": fresh_BK,
+    }
+    if cap is not None:
+        terms["capped"] = mask_BK & (importance_BK >= cap)
+    if base_BK is not None:
+        terms["kl_base"] = k3_divergence(current_BK, base_BK, mask_BK)
+    return loss, terms, gap_BK
 
 
 def cross_entropy(logprobs_BT: Tensor, mask_BT: Tensor, totals: BatchTotals) -> Tensor:
@@ -151,85 +178,36 @@ def cross_entropy(logprobs_BT: Tensor, mask_BT: Tensor, totals: BatchTotals) -> 
     return -_where_sampled(logprobs_BT, mask_BT).sum() / totals.tokens
 
 
-def drift(
-    loss_type: LossType,
-    logprobs_BT: Tensor,
-    sampled_logprobs_BT: Tensor,
-    advantages_B: Tensor,
-    mask_BT: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> tuple[Tensor, Tensor]:
-    """Return the drift from the sampling policy: the tokens beyond the clip, and the k3 estimate of the divergence.
+def policy_ratio(loss_type: LossType, log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Return the ratio of two policies at each token.
 
-    A token beyond the clip gets no gradient, unless its loss corrects for the sampling policy by importance weights.
+    r_i,t = pi(o_i,t | o_i,<t) / pi_old(o_i,t | o_i,<t)                     GRPO, arXiv:2402.03300, eq. 3
+    s_i   = (pi(o_i) / pi_old(o_i))^(1 / |o_i|), for every token of i       GSPO, arXiv:2507.18071, eq. 7
     """
-    mask_BT = mask_BT.to(logprobs_BT.dtype)
-    log_ratio_BT = _where_sampled(logprobs_BT.detach() - sampled_logprobs_BT, mask_BT)
-    ratio_BT, advantages_B1 = _RATIOS[loss_type](log_ratio_BT, mask_BT), advantages_B[:, None]
-    too_high_BT = (advantages_B1 > 0) & (ratio_BT > 1 + clip_high)
-    too_low_BT = (advantages_B1 < 0) & (ratio_BT < 1 - clip_low)
-    return mask_BT.bool() & (too_high_BT | too_low_BT), log_ratio_BT.exp() - 1 - log_ratio_BT
-
-
-def token_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:  # noqa: ARG001 - one shape for all ratios
-    """r_i,t = pi(o_i,t | o_i,<t) / pi_old(o_i,t | o_i,<t).    PPO; GRPO, arXiv:2402.03300, eq. 3"""
-    return log_ratio_BT.exp()
-
-
-def sequence_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """s_i = (pi(o_i) / pi_old(o_i))^(1 / |o_i|), for every token of i.    GSPO, arXiv:2507.18071, eq. 7"""
+    if loss_type != "gspo":
+        return log_ratio_BT.exp()
     mean_log_ratio_B = log_ratio_BT.sum(1) / mask_BT.sum(1).clamp(min=1)
     return mean_log_ratio_B.exp()[:, None].expand_as(log_ratio_BT)
 
 
-def clipped_objective(ratio_BT: Tensor, advantages_B1: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """min(r A, clip(r, 1 - low, 1 + high) A).    PPO, eq. 7; two bounds: DAPO, arXiv:2503.14476, eq. 10"""
-    bounded_BT = ratio_BT.clamp(1 - clip_low, 1 + clip_high)
-    return torch.minimum(ratio_BT * advantages_B1, bounded_BT * advantages_B1)
-
-
-def grpo_weights(mask_BT: Tensor, lengths_B: Tensor, totals: BatchTotals) -> Tensor:
-    """1/N sum_i 1/|o_i| sum_t: every rollout weighs the same.    GRPO, eq. 3; GSPO, eq. 5"""
-    return mask_BT / (totals.rollouts * lengths_B[:, None].clamp(min=1))
-
-
-def dapo_weights(mask_BT: Tensor, lengths_B: Tensor, totals: BatchTotals) -> Tensor:  # noqa: ARG001
-    """1 / (sum_i |o_i|) sum_i sum_t: every token weighs the same.    DAPO, eq. 12"""
-    return mask_BT / totals.tokens
-
-
-def dr_grpo_weights(mask_BT: Tensor, lengths_B: Tensor, totals: BatchTotals) -> Tensor:  # noqa: ARG001
-    """1/(N L) sum_i sum_t, L constant: length has no effect.    Dr. GRPO, arXiv:2503.20783, section 3.2"""
-    return mask_BT / (totals.rollouts * totals.max_response_length)
-
-
-_RATIOS = {"grpo": token_ratio, "dapo": token_ratio, "dr_grpo": token_ratio, "gspo": sequence_ratio}
-_WEIGHTS = {"grpo": grpo_weights, "dapo": dapo_weights, "dr_grpo": dr_grpo_weights, "gspo": grpo_weights}
-
-
 def token_weights(loss_type: LossType, mask_BT: Tensor, lengths_B: Tensor, totals: BatchTotals) -> Tensor:
-    """Return each token's weight in the step's loss; see the module's description."""
-    return _WEIGHTS[loss_type](mask_BT, lengths_B, totals)
+    """Return each token's weight in the step's loss.
+
+    1/N sum_i 1/|o_i| sum_t        every rollout weighs the same             GRPO, eq. 3; GSPO, eq. 5
+    1 / (sum_i |o_i|) sum_i sum_t  every token weighs the same               DAPO, arXiv:2503.14476, eq. 12
+    1/(N L) sum_i sum_t            L is constant: length has no effect       Dr. GRPO, arXiv:2503.20783, section 3.2
+    """
+    if loss_type == "dapo":
+        return mask_BT / totals.tokens
+    if loss_type == "dr_grpo":
+        return mask_BT / (totals.rollouts * totals.max_response_length)
+    return mask_BT / (totals.rollouts * lengths_B[:, None].clamp(min=1))
 
 
 def k3_divergence(logprobs_BT: Tensor, base_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """pi_base/pi - log(pi_base/pi) - 1: unbiased for KL(pi, pi_base), never negative.    GRPO, eq. 4"""
     log_ratio_BT = _where_sampled(base_logprobs_BT - logprobs_BT, mask_BT)
     return log_ratio_BT.exp() - log_ratio_BT - 1
-
-
-def truncated_importance(
-    learner_logprobs_BT: Tensor, server_logprobs_BT: Tensor, mask_BT: Tensor, cap: float
-) -> Tensor:
-    """min(pi_learner / pi_server, cap), without a gradient.
-
-    Corrects for a serving engine whose probabilities differ slightly from the learner's at equal weights (Yao et al.,
-    "Your efficient RL framework secretly brings you off-policy RL training", 2025; cap C = 2).
-    """
-    log_ratio_BT = _where_sampled(learner_logprobs_BT.detach() - server_logprobs_BT, mask_BT)
-    return log_ratio_BT.exp().clamp(max=cap)
 
 
 def _where_sampled(values_BT: Tensor, mask_BT: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ TITLES: Mapping[str, str] = {
     VALIDATION_LOSS: "Validation loss (nats per token)",
     "train/learning_rate": "Learning rate",
     "train/grad_norm": "Gradient norm",
-    "train/clip_fraction": "Clipped tokens (share)",
+    "train/clip_fraction": "Tokens beyond the clip (share)",
     "train/importance_capped": "Capped importance weights (share)",
     "train/kl_sampler": "KL to the sampling policy (nats per token)",
     "train/kl_base": "KL to the base model (nats per token)",

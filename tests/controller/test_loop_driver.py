@@ -98,6 +98,7 @@ async def driving(
     locate: Callable[[], AgentAddress] | None = None,
     address: CallbackAddress | None = None,
     artifacts: Path | None = None,
+    max_in_flight: int | None = None,
 ) -> AsyncIterator[World]:
     agent = RemoteAgent(
         locate or (lambda: located(port)),
@@ -117,6 +118,7 @@ async def driving(
                 redact=Redactor(),
                 note=notes.append,
                 trajectory_root=artifacts,
+                max_in_flight=max_in_flight,
             )
             with quick:
                 async with runner:
@@ -394,6 +396,35 @@ async def test_an_agent_that_does_not_count_its_rollouts() -> None:
         held.set()
         await made
         assert not world.results.losses
+
+
+async def test_concurrent_calls_share_the_limit_in_order() -> None:
+    loop, free = ServedLoop(), asyncio.Event()
+    async with serving(loop, max_in_flight=2) as world:
+        world.model.respond = lambda _: Reply(wait_for=free)
+        results = [Results() for _ in "1234"]
+        calls = [
+            asyncio.create_task(
+                world.runner.run_all([attempt(f"{number}{name}") for name in "abc"], results[number])
+            )
+            for number in range(4)
+        ]
+        while world.model.in_flight < 2:  # noqa: ASYNC110 - the limit is reached
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        assert world.model.in_flight == 2
+        for number in (0, 2):  # one whose attempts run, and one whose attempts wait
+            calls[number].cancel()
+        await asyncio.gather(calls[0], calls[2], return_exceptions=True)
+        free.set()
+        await asyncio.gather(calls[1], calls[3])
+        begun = [init["messages"][0]["content"] for init in loop.inits]
+        assert begun == ["0a", "0b", "1a", "1b", "1c", "3a", "3b", "3c"]
+        assert [len(each.recorded) for each in results] == [0, 3, 0, 3]
+        world.runner.servers.run = mock.AsyncMock(side_effect=OsmosisError("the servers failed"))  # type: ignore[method-assign]
+        failing = [world.runner.run_all([attempt(name)], Results()) for name in "ab"]
+        found = await asyncio.gather(*failing, return_exceptions=True)
+        assert [str(each) for each in found] == ["the servers failed"] * 2
 
 
 async def test_an_agent_on_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,9 +116,10 @@ class ScriptedRunner:
     async def run_all(self, attempts: Sequence[Attempt], results: AttemptResults) -> None:
         kind, number, *_ = attempts[0].name.split("-")
         step = int(number)
-        self.asked.append(f"{kind} {step}")
+        if self.asked[-1:] != [f"{kind} {step}"]:
+            self.asked.append(f"{kind} {step}")
         if kind == "train":
-            self.begun_at[step] = self._engine.version
+            self.begun_at.setdefault(step, self._engine.version)
             self._begun.set()
         if step == self.hang_at and kind == self.hang_in:
             await self._hang()
@@ -236,9 +237,9 @@ class LoopWorld:
         checkpoint = self.checkpoints.latest()
         assert checkpoint is not None
         state = TrainingLoopState(**checkpoint.load_into(self.learner))
-        self.history.rewind(state.step)
+        rewound = self.history.rewind(state.step)
         self.engine.version = self.learner.updates
-        self.loop = replace(self.loop, state=state)
+        self.loop = replace(self.loop, state=state, rewound=rewound)
 
     async def run(self) -> StopReason:
         return await self.loop.run()

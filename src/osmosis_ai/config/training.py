@@ -197,7 +197,13 @@ class AdvancedSection(ConfigSection):
     # the run
     seed: CountOrZero = setting(0, "random seed of data order, sampling and the adapter's initial weights")
     max_steps: Annotated[Count | None, MAY_CHANGE] = setting(None, "stop after this many steps")
-    max_staleness: CountOrZero = setting(0, "most updates between sampling a batch and learning from it")
+    max_staleness: CountOrZero = setting(
+        0, "most updates between sampling a token and learning from it; groups with older tokens are dropped"
+    )
+    refill: bool = setting(
+        False,
+        "replace groups with equal rewards by further groups, at most 3 times rollout_batch_size per step",
+    )
     report_to: Annotated[list[LoggerName], MAY_CHANGE] = setting(
         [], "loggers that receive the metrics of every step: trackio, tensorboard, wandb"
     )
@@ -266,6 +272,16 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
         return self.rollout_batch_size * (self.n_samples_per_prompt if self.method == "rl" else 1)
 
     @property
+    def rollouts_in_flight(self) -> int:
+        """The most attempts that are sampled at once, without a validation."""
+        return self.rollouts_per_step * (self.max_staleness + 1)
+
+    @property
+    def records_groups(self) -> bool:
+        """Whether the groups of a step depend on more than its number, so that its record must name them."""
+        return self.max_staleness > 0 or self.refill
+
+    @property
     def normalise_advantages(self) -> bool:
         """Whether advantages are divided by their group's standard deviation; not in Dr. GRPO."""
         return self.loss_type != "dr_grpo"
@@ -306,7 +322,7 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
         if self.method == "sft":
             fields, keys = (
                 type(self).model_fields,
-                ("loss_type", "kl_coef", "importance_cap", "max_staleness"),
+                ("loss_type", "kl_coef", "importance_cap", "max_staleness", "refill"),
             )
             ignored = [f"`{key}`" for key in keys if getattr(self, key) != fields[key].default]
             return [f'{", ".join(ignored)}: ignored with method = "sft".'] if ignored else []

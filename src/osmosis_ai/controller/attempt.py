@@ -15,10 +15,10 @@ import secrets
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -384,11 +384,30 @@ def acknowledgement(usage: RolloutUsage, *, stored: bool) -> dict[str, Any]:
     return answer
 
 
+@dataclass(eq=False)
+class _Call:
+    """A call of :meth:`RolloutRunner.run_all`: where its results go, and what is left of it."""
+
+    results: AttemptResults
+    left: set[Attempt]
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class _Queue(OrderedDict[Attempt, None]):
+    """Attempts that wait, first in, first out; as an iterator it continues when more are added."""
+
+    def __next__(self) -> Attempt:
+        if not self:
+            raise StopIteration
+        return self.popitem(last=False)[0]
+
+
 class RolloutRunner:
     """Runs attempts on rollout servers or a remote agent; an async context manager, created on its event loop.
 
-    One runner serves a whole run: an evaluation gives it all its attempts at once, a training run a batch or a validation
-    at a time. However :meth:`run` ends, results that have arrived are recorded before it returns.
+    One runner serves a whole run: an evaluation gives it all its attempts at once with :meth:`run`, a training run a group
+    or a validation at a time with :meth:`run_all`. However they end, results that have arrived are recorded before.
     """
 
     def __init__(
@@ -404,6 +423,7 @@ class RolloutRunner:
         log: Callable[..., None] = lambda *_, **__: None,
         rate_limited: Callable[[], bool] = lambda: False,
         trajectory_root: Path | None = None,
+        max_in_flight: int | None = None,
     ) -> None:
         # Only here: with aiohttp, they take longer to import than the rest of an evaluation.
         from osmosis_ai.controller.callbacks import CallbackListener, CallbackStore
@@ -453,6 +473,12 @@ class RolloutRunner:
         self._model_waits_s: list[float] = []
         self._stack = AsyncExitStack()
         self.dispatched = 0
+        # What the calls of `run_all` share.
+        self._max_in_flight = max_in_flight
+        self._queue = _Queue()
+        self._calls: dict[Attempt, _Call] = {}
+        self._dispatcher: Dispatcher[Attempt] | None = None
+        self._dispatching: asyncio.Task[Stop | None] | None = None
 
     async def __aenter__(self) -> Self:
         """Start the callback listener and the rollout servers."""
@@ -469,6 +495,9 @@ class RolloutRunner:
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
+        if self._dispatching is not None:
+            self._dispatching.cancel()
+            await asyncio.gather(self._dispatching, return_exceptions=True)
         await self._stack.aclose()
 
     @property
@@ -489,14 +518,23 @@ class RolloutRunner:
         gate: Callable[[], str | None] = lambda: None,
     ) -> Dispatcher[Attempt]:
         """Return the dispatcher to :meth:`run`, for ``attempts``, at most ``limit`` of them at once."""
-        # An attempt that is being recorded still occupies the server.
-        spare = limit if self.capacity is None else min(limit, max(0, self.capacity - limit))
 
         async def run(attempt: Attempt) -> bool:
             return await self._run_attempt(attempt, results, dispatcher)
 
-        dispatcher = Dispatcher(attempts, run, limit=limit, gate=gate, spare=spare)
+        dispatcher = self._dispatch(attempts, run, limit, gate)
         return dispatcher
+
+    def _dispatch(
+        self,
+        attempts: Iterator[Attempt],
+        run: Callable[[Attempt], Awaitable[bool]],
+        limit: int,
+        gate: Callable[[], str | None] = lambda: None,
+    ) -> Dispatcher[Attempt]:
+        # An attempt that is being recorded still occupies the server.
+        spare = limit if self.capacity is None else min(limit, max(0, self.capacity - limit))
+        return Dispatcher(attempts, run, limit=limit, gate=gate, spare=spare)
 
     async def run(
         self, dispatcher: Dispatcher[Attempt], *, limits: Counter[LimitName] | None = None
@@ -518,11 +556,50 @@ class RolloutRunner:
             await asyncio.gather(*recordings, return_exceptions=True)
 
     async def run_all(self, attempts: Sequence[Attempt], results: AttemptResults) -> None:
-        """Run all ``attempts``, as many at once as the server allows."""
-        limit = choose_limit(max_in_flight=None, batch_size=len(attempts), capacity=self.capacity)
-        stop = await self.run(self.dispatcher(iter(attempts), results, limit=limit))
-        if stop is not None:
-            raise stop.error or OsmosisError(stop.reason)
+        """Run all ``attempts``; concurrent calls share the server's capacity, and earlier ones start first."""
+        call = _Call(results, set(attempts))
+        self._calls.update(dict.fromkeys(attempts, call))
+        self._queue.update(dict.fromkeys(attempts))
+        done = asyncio.create_task(call.done.wait())
+        try:
+            while call.left:
+                if self._dispatcher is None or self._dispatching is None or self._dispatching.done():
+                    self._dispatcher = self._dispatch_queue()
+                    self._dispatching = asyncio.create_task(self.run(self._dispatcher))
+                self._dispatcher.wake()
+                dispatching = self._dispatching
+                await asyncio.wait({dispatching, done}, return_when=asyncio.FIRST_COMPLETED)
+                if call.left and (stop := dispatching.result()) is not None:
+                    raise stop.error or OsmosisError(stop.reason)
+        finally:
+            for attempt in attempts:
+                del self._calls[attempt]
+                self._queue.pop(attempt, None)
+            for task in (done, *call.tasks):
+                task.cancel()
+            await asyncio.gather(done, *call.tasks, return_exceptions=True)
+            running = [each for each in self._running.values() if each.attempt in call.left]
+            recordings = [each.recording for each in running if each.recording is not None]
+            await asyncio.gather(*recordings, return_exceptions=True)
+
+    def _dispatch_queue(self) -> Dispatcher[Attempt]:
+        async def run(attempt: Attempt) -> bool:
+            if (call := self._calls.get(attempt)) is None:
+                return True  # the call was cancelled
+            task = asyncio.current_task()
+            assert task is not None
+            call.tasks.add(task)
+            task.add_done_callback(call.tasks.discard)
+            finished = await self._run_attempt(attempt, call.results, dispatcher)
+            if finished:
+                call.left.discard(attempt)
+                if not call.left:
+                    call.done.set()
+            return finished
+
+        limit = choose_limit(max_in_flight=self._max_in_flight, batch_size=None, capacity=self.capacity)
+        dispatcher = self._dispatch(self._queue, run, limit)
+        return dispatcher
 
     async def wait_until_cancelled_ended(self, stage: Callable[[str], None]) -> None:
         """Wait until the server has released the cancelled rollouts, up to a limit."""

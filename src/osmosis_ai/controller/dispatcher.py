@@ -93,6 +93,10 @@ class Dispatcher(Generic[Item]):
         self._allowed = max(1, min(allowed, self.limit))
         self._changed.set()
 
+    def wake(self) -> None:
+        """Start items that the iterator has received since it was empty."""
+        self._changed.set()
+
     def release(self, item: Item) -> None:
         """Let another attempt start in place of ``item``'s, whose result has arrived."""
         self._in_flight.pop(id(item), None)

@@ -81,7 +81,7 @@ def test_a_torn_last_line_is_passed_over_by_readers_and_dropped_by_a_rewind(tmp_
 
 def test_a_rewind_drops_the_steps_behind_the_checkpoint_so_that_recomputed_ones_replace_them(tmp_path):
     written = history(tmp_path, 0, 1, 2, 3)
-    assert [kept.step for kept in written.rewind(1)] == [0, 1]
+    assert [dropped.step for dropped in written.rewind(1)] == [2, 3]
     written.append(record(2, **{"rollout/raw_reward": 0.9}))
     assert series(list(read_history(written.path)), "rollout/raw_reward") == [(0, 0.0), (1, 0.1), (2, 0.9)]
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ import orjson
 
 from osmosis_ai.inference.chat import ChatFormat
 from osmosis_ai.inference.engine import SampledToken
-from osmosis_ai.training.objective.sequences import SampledTurn, TokenSequence, merge_turns
+from osmosis_ai.training.objective.sequences import NOT_SAMPLED, SampledTurn, TokenSequence, merge_turns
 
 KEPT = 256
 
@@ -62,6 +63,12 @@ class RecordedRollout:
     truncated: bool = False
     calls: int = 0
     sampled_tokens: int = 0
+
+    @property
+    def oldest_version(self) -> float:
+        """The oldest policy that sampled one of the tokens; infinite without tokens."""
+        versions = (version for sequence in self.sequences for version in sequence.versions)
+        return min((version for version in versions if version != NOT_SAMPLED), default=math.inf)
 
 
 @dataclass(eq=False)

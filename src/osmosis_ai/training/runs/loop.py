@@ -1,8 +1,8 @@
 """The training loop: sample, grade, compare, learn, publish, validate, record, checkpoint.
 
-Step s learns from batch s, and batch s starts when s - 1 - ``max_staleness`` steps are done. With 0, the learning
-policy is the sampling policy and nothing runs concurrently, so a run is a function of its settings. With more, later
-batches are sampled while the learner works, and no token is older than ``max_staleness`` updates.
+A step starts the groups of attempts that it and the next ``max_staleness`` steps need, and learns from the first that
+are finished. With 0, the learning policy is the sampling policy and nothing runs concurrently, so a run is a function of
+its settings. With more, groups are sampled while the learner works, and no token is older than ``max_staleness`` updates.
 
 A step exists once its record is durable; its checkpoint follows. After a crash, a later session resumes from the last
 checkpoint and computes the same steps again.
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.training.learner.step import StepMetrics, StepRefusedError
+from osmosis_ai.training.runs.group_buffer import GroupBuffer
 from osmosis_ai.training.runs.metrics import (
     VALIDATION_DROPPED,
     VALIDATION_PLANNED,
@@ -37,17 +38,14 @@ from osmosis_ai.training.runs.rollouts import (
     LearnerBatch,
     Measured,
     RolloutBatch,
-    attempts_of_step,
     few_scored,
     format_causes,
     learner_batch,
     rewards_by_row,
     rollout_metrics,
     significant_fall,
-    timed_out,
     validate,
     validation_metrics,
-    with_truncation_rule,
 )
 from osmosis_ai.training.runs.run_directory import ValidationSamples
 from osmosis_ai.training.runs.step_warnings import has_collapsed, new_trouble
@@ -312,13 +310,14 @@ class StepLoop(ABC):
     state: TrainingLoopState
     provenance: Mapping[str, Any] = field(default_factory=dict)
     between_steps: Callable[[int], None] = lambda _: None
+    # Records of steps after the last checkpoint, which are computed again.
+    rewound: Sequence[StepRecord] = ()
     # The metric that a validated step has.
     validated_by: ClassVar[str]
 
     def __post_init__(self) -> None:
         self._cleanup: asyncio.Future[None] | None = None
         self._stop = asyncio.Event()
-        self._batches: dict[int, asyncio.Task[RolloutBatch]] = {}
         self._learner_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
         self._checkpoint_s: float | None = None
         self._metrics: Mapping[str, float] = {}
@@ -330,6 +329,13 @@ class StepLoop(ABC):
     @abstractmethod
     async def _validate(self, step: int) -> Measured:
         """Measure the policy on the held-out rows."""
+
+    async def _abandon(self) -> None:  # noqa: B027 - optional
+        """Cancel what is computed for later steps."""
+
+    def _oldest_step(self) -> int:
+        """Return the first step whose files are still written to, or the current one."""
+        return self.state.step
 
     def stop(self) -> None:
         """Stop after uninterruptible work: an update that has begun is finished and kept."""
@@ -352,7 +358,7 @@ class StepLoop(ABC):
             self.hooks.note(warning)
             return replace(ending, warning=warning)
         finally:
-            await self._abandon_batches()
+            await self._abandon()
             await asyncio.to_thread(self._learner_thread.shutdown)
             await self._cleaned_up()
 
@@ -366,7 +372,7 @@ class StepLoop(ABC):
                 is_running = False
             except _Stopped:
                 # A pause after the last step, with everything loaded. A stop from then on is another one.
-                await self._abandon_batches()
+                await self._abandon()
                 self._stop.clear()
                 is_running = await self.hooks.goes_on()
                 if not is_running and self.state.step < last:
@@ -406,12 +412,12 @@ class StepLoop(ABC):
         metrics = done.metrics | validated.metrics | finite(times)
         warnings = [*done.warnings, *validated.warnings]
         self.state.step = step
-        await self._record(step, Measured(metrics, warnings, validated.rewards, done.unscored))
+        await self._record(step, replace(done, metrics=metrics, warnings=warnings, rewards=validated.rewards))
         if self.learner.saves_every_step or step % self.settings.checkpoint_save_freq == 0:
             await self._save_checkpoint({**self.provenance, "metrics": metrics})
         self._metrics = metrics
         await self._cleaned_up()
-        self._cleanup = asyncio.ensure_future(asyncio.to_thread(self.between_steps, step))
+        self._cleanup = asyncio.ensure_future(asyncio.to_thread(self.between_steps, self._oldest_step()))
         if self._stop.is_set():
             raise _Stopped
 
@@ -435,12 +441,6 @@ class StepLoop(ABC):
         self.state.refused = 0
         return learned, time.monotonic() - started, list(learned.warnings)
 
-    async def _abandon_batches(self) -> None:
-        for batch in self._batches.values():
-            batch.cancel()
-        await asyncio.gather(*self._batches.values(), return_exceptions=True)
-        self._batches.clear()
-
     def _is_due(self, step: int) -> bool:
         due = step % self.settings.eval_interval == 0 or step == self.order.total_steps
         return due and bool(self.rows.held_out)
@@ -463,7 +463,10 @@ class StepLoop(ABC):
 
     async def _record(self, step: int, found: Measured) -> None:
         now = round(time.time() * 1000)
-        record = StepRecord(step, now, found.metrics, found.unscored, found.warnings, found.rewards)
+        groups, dropped = list(found.groups), list(found.dropped)
+        record = StepRecord(
+            step, now, found.metrics, found.unscored, found.warnings, found.rewards, groups, dropped
+        )
         await asyncio.to_thread(self.history.append, record)
         for warning in record.warnings:
             self.hooks.warning(step, warning)
@@ -513,6 +516,25 @@ class TrainingLoop(StepLoop):
     keep_validation: Callable[[ValidationSamples], None] = lambda _: None
     validated_by = VALIDATION_PLANNED
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._buffer = GroupBuffer(
+            self.sampler,
+            self.engine,
+            self.rows.training,
+            self.order,
+            self.settings,
+            step=self.state.step,
+            records=read_history(self.history.path),
+            rewound=self.rewound,
+        )
+
+    async def _abandon(self) -> None:
+        await self._buffer.abandon()
+
+    def _oldest_step(self) -> int:
+        return min((self.state.step, *self._buffer.running_steps()))
+
     async def _take_steps(self, last: int) -> StopReason | None:
         ending = await super()._take_steps(last)
         if ending is None:
@@ -520,10 +542,8 @@ class TrainingLoop(StepLoop):
         return ending
 
     async def _advance(self, step: int) -> Measured:
-        batch = await self._unless_stopped(self._batch(step))
-        if failure := self.engine.failure:
-            raise failure  # the rollouts before the failure are too few for a step
         version = self.learner.updates
+        batch = await self._unless_stopped(self._buffer.take(step, version))
         learnable = learner_batch(batch, normalise=self.settings.normalise_advantages)
         metrics = rollout_metrics(batch, learnable.statistics, version)
         warnings = self.state.judge_rewards(batch, learnable)
@@ -534,7 +554,10 @@ class TrainingLoop(StepLoop):
         publishing_s = time.monotonic() - published
         metrics |= learning_metrics(learned, learning_s) | {"time/publishing_s": publishing_s}
         warnings += [*doubts, *self._new_trouble(batch, metrics)]
-        return Measured(metrics, warnings, unscored=batch.unscored())
+        measured = Measured(metrics, warnings, unscored=batch.unscored())
+        if not self.settings.records_groups:
+            return measured
+        return replace(measured, groups=batch.positions, dropped=list(batch.dropped or ()))
 
     def _new_trouble(self, batch: RolloutBatch, metrics: Mapping[str, float]) -> list[str]:
         records = (*read_history(self.history.path), StepRecord(batch.step, 0, dict(metrics)))
@@ -550,28 +573,6 @@ class TrainingLoop(StepLoop):
                     f". First failure: {failure}" if failure else ""
                 )
         return list(found.values())
-
-    def _batch(self, step: int) -> asyncio.Task[RolloutBatch]:
-        """Return the running batch ``step``, and start as many after it as staleness allows."""
-        last = min(step + self.settings.max_staleness, self.order.total_steps)
-        for ahead in range(step, last + 1):
-            if ahead not in self._batches:
-                before = self._batches.get(ahead - 1)
-                self._batches[ahead] = asyncio.create_task(self._sample_after(before, ahead))
-        return self._batches.pop(step)
-
-    async def _sample_after(self, before: asyncio.Task[RolloutBatch] | None, step: int) -> RolloutBatch:
-        if before is not None:
-            await asyncio.wait({before})
-        settings, started = self.settings, time.monotonic()
-        rows = [self.rows.training[index] for index in self.order.batch(step)]
-        attempts = attempts_of_step(step, rows, settings.n_samples_per_prompt, settings.seed)
-        samples = await self.sampler.sample(attempts)
-        late = sum(map(timed_out, samples))
-        samples = [with_truncation_rule(sample, settings) for sample in samples]
-        size = settings.n_samples_per_prompt
-        samples_PG = [samples[start : start + size] for start in range(0, len(samples), size)]
-        return RolloutBatch(step, samples_PG, time.monotonic() - started, timed_out=late)
 
     async def _validate(self, step: int) -> Measured:
         started = time.monotonic()

@@ -33,6 +33,8 @@ TRAINING_REWARD = "rollout/raw_reward"
 TRAINING_REWARD_LOW = "rollout/reward_low"
 TRAINING_REWARD_HIGH = "rollout/reward_high"
 GRADER_FAILURES = "rollout/grader_failures"
+DROPPED = "rollout/dropped_stale"
+DROPPED_LENGTHS = "rollout/dropped_stale_lengths"
 VALIDATION_REWARD = "eval/validation/reward"
 VALIDATION_STDERR = "eval/validation/reward_stderr"
 VALIDATION_PASS_RATE = "eval/validation/pass_rate"
@@ -73,6 +75,9 @@ TITLES: Mapping[str, str] = {
     "rollout/realigned": "Realigned turns",
     "rollout/staleness": "Staleness (updates, mean per token)",
     "rollout/staleness_max": "Staleness (updates, maximum)",
+    "rollout/replaced": "Groups with equal rewards that were replaced",
+    DROPPED: "Groups dropped as too old (share)",
+    DROPPED_LENGTHS: "Response length in groups dropped as too old (sampled tokens)",
     TRAINING_LOSS: "Loss",
     VALIDATION_LOSS: "Validation loss (nats per token)",
     "train/learning_rate": "Learning rate",
@@ -111,6 +116,8 @@ class StepRecord:
         unscored: Number of rollouts without a reward, by reason.
         warnings: Sentences about problems that need attention.
         validation_rewards: On validated steps, the mean reward of each held-out row that has one, by the row's digest.
+        groups: Positions of the step's groups, if they depend on more than its number (`max_staleness`, `refill`).
+        dropped: Positions of the groups dropped as too old.
     """
 
     step: Annotated[int, msgspec.Meta(ge=0, le=LARGEST_STEP)]
@@ -119,9 +126,14 @@ class StepRecord:
     unscored: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     validation_rewards: dict[str, _Number] = field(default_factory=dict)
+    groups: list[int] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
 
     def to_line(self) -> bytes:
-        return orjson.dumps(asdict(self), option=orjson.OPT_APPEND_NEWLINE)
+        values = {
+            key: value for key, value in asdict(self).items() if value or key not in ("groups", "dropped")
+        }
+        return orjson.dumps(values, option=orjson.OPT_APPEND_NEWLINE)
 
 
 class HistoryError(OsmosisError):
@@ -156,15 +168,16 @@ class MetricsHistory:
             raise _refused(self.path, error) from error
 
     def rewind(self, step: int) -> list[StepRecord]:
-        """Drop the records after ``step``, and a torn last line; return the remaining ones."""
+        """Drop the records after ``step``, and a torn last line; return the dropped ones."""
         if not self.path.exists():
             return []
-        kept = [record for record in read_history(self.path) if record.step <= step]
+        records = list(read_history(self.path))
+        kept = [record for record in records if record.step <= step]
         try:
             write_atomic(self.path, b"".join(record.to_line() for record in kept))
         except OSError as error:
             raise _refused(self.path, error) from error
-        return kept
+        return records[len(kept) :]
 
 
 _DECODER = msgspec.json.Decoder(StepRecord)

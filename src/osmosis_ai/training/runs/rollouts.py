@@ -32,7 +32,7 @@ from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.types import RolloutErrorCategory
 from osmosis_ai.statistics.estimates import CONFIDENCE, Estimate, estimate_mean
 from osmosis_ai.training.objective.advantages import GroupStatistics, group_advantages
-from osmosis_ai.training.runs.metrics import GRADER_FAILURES, finite
+from osmosis_ai.training.runs.metrics import DROPPED, DROPPED_LENGTHS, GRADER_FAILURES, finite
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
@@ -133,10 +133,21 @@ def with_truncation_rule(sample: Sample, settings: TrainingSettings) -> Sample:
 
 @dataclass(frozen=True)
 class RolloutBatch:
+    """The groups of a step.
+
+    Attributes:
+        positions: Their positions in the run's stream of groups.
+        replaced: How many have equal rewards and were replaced by others; None if the run replaces none.
+        dropped: Groups with tokens that are too old, by position; None if no token can be.
+    """
+
     step: int
     samples_PG: list[list[Sample]]
     sampling_s: float
     timed_out: int = 0
+    positions: Sequence[int] = ()
+    replaced: int | None = None
+    dropped: Mapping[int, list[Sample]] | None = None
 
     @property
     def samples(self) -> list[Sample]:
@@ -199,6 +210,8 @@ def rollout_metrics(batch: RolloutBatch, statistics: GroupStatistics, version: i
     tokens = sum(sample.recorded.sampled_tokens for sample in batch.samples)
     total_lengths = [sum(len(sequence.ids) for sequence in recorded.sequences) for recorded in called]
     reward = _reward(batch)
+    dropped_PG = None if batch.dropped is None else list(batch.dropped.values())
+    dropped = [sample.recorded for samples_G in dropped_PG or () for sample in samples_G]
     return finite(
         {
             "rollout/raw_reward": statistics.reward_mean,
@@ -219,6 +232,11 @@ def rollout_metrics(batch: RolloutBatch, statistics: GroupStatistics, version: i
             "rollout/realigned": sum(recorded.realigned for recorded in called),
             "rollout/staleness": _mean(staleness),
             "rollout/staleness_max": max(staleness, default=None),
+            "rollout/replaced": batch.replaced,
+            DROPPED: len(dropped_PG) / (len(dropped_PG) + len(batch.samples_PG))
+            if dropped_PG is not None
+            else None,
+            DROPPED_LENGTHS: _mean([recorded.sampled_tokens for recorded in dropped if recorded.calls]),
             "speed/sampling_tokens_per_s": tokens / batch.sampling_s if batch.sampling_s else None,
             "time/sampling_s": batch.sampling_s,
         }
@@ -253,6 +271,8 @@ class Measured:
     warnings: list[str] = field(default_factory=list)
     rewards: dict[str, float] = field(default_factory=dict)
     unscored: dict[str, int] = field(default_factory=dict)
+    groups: Sequence[int] = ()
+    dropped: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

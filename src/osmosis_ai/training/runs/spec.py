@@ -182,6 +182,17 @@ class DataOrder:
         start = position * self.batch_size
         return _permutation(self.rows, self.seed, epoch)[start : start + self.batch_size]
 
+    def first_position(self, step: int) -> int:
+        """Return the position of a batch's first row in the sequence of all batches."""
+        epoch, position = divmod(step - 1, self.steps_per_epoch)
+        return epoch * len(self.rows) + position * self.batch_size
+
+    def at(self, position: int) -> tuple[int, int]:
+        """Return the step and the row at a position of the sequence of all batches, which never ends."""
+        epoch, offset = divmod(position, len(self.rows))
+        row = _permutation(self.rows, self.seed, epoch)[offset]
+        return epoch * self.steps_per_epoch + offset // self.batch_size + 1, row
+
 
 @lru_cache(maxsize=2)
 def _permutation(rows: tuple[int, ...], seed: int, epoch: int) -> Sequence[int]:

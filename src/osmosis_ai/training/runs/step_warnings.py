@@ -11,6 +11,8 @@ from itertools import pairwise
 from statistics import NormalDist, fmean
 
 from osmosis_ai.training.runs.metrics import (
+    DROPPED,
+    DROPPED_LENGTHS,
     GRADER_FAILURES,
     TRAINING_REWARD,
     TRAINING_REWARD_HIGH,
@@ -26,7 +28,7 @@ _FIRST_COLLAPSE = 4
 # In 200 steps of a policy that does not change, at most one run in twenty has such a drop by chance (simulated).
 _CLEAR_DROP = 5.0
 _LOST_REWARD, _LEAST_ENTROPY, _LEAST_LENGTH = 0.5, 0.05, 0.25
-_MOST_TRUNCATED, _MOST_EQUAL, _MOST_UNSCORED = 0.5, 0.9, 0.1
+_MOST_TRUNCATED, _MOST_EQUAL, _MOST_UNSCORED, _MOST_DROPPED = 0.5, 0.9, 0.1, 0.1
 # A policy with this share of the highest reward needs no alternatives.
 _NEARLY_SOLVED = 0.8
 
@@ -67,6 +69,12 @@ def trouble(curves: Curves) -> Iterator[tuple[str, str]]:
     if unscored > _MOST_UNSCORED * samples:
         share = f"{unscored / samples:.0%}"
         yield "unscored", f"{unscored:.0f} of {samples:.0f} attempts ({share}) have no reward"
+    dropped = curves.get(DROPPED, ())[-WINDOW:]
+    if len(dropped) == WINDOW and (mean := fmean(share for _, share in dropped)) > _MOST_DROPPED:
+        lengths = [value for step, value in curves.get(DROPPED_LENGTHS, ()) if step >= dropped[0][0]]
+        what = f"{mean:.0%} of the groups in the last {WINDOW} steps were dropped as too old"
+        long = f"mean response {fmean(lengths or [0]):.0f} tokens, {ends('rollout/response_lengths')[1]:.0f} in the others"
+        yield "dropped", f"{what} ({long}): the policy learns less from long attempts. Raise max_staleness."
     rewards = values(TRAINING_REWARD)
     if len(rewards) < _FIRST_COLLAPSE:
         return

@@ -281,7 +281,7 @@ class Trainer:
         await ranks.run(self._check_engine(engine, learner, chat, rows), learner)
         one = spec.served is not None or spec.servers == 1
         hooks.stage(f"starting the rollout's {'server' if one else f'{spec.servers} servers'}")
-        sampler = await self._open_sampler(stack, engine, chat, server)
+        sampler = await self._open_sampler(stack, engine, chat, server, len(rows.held_out))
         return TrainingLoop(
             rows=rows,
             order=DataOrder.of(rows, settings),
@@ -314,7 +314,7 @@ class Trainer:
             torch.set_num_threads(1)
         checkpoints = CheckpointStore(directory.checkpoints, keep_every=settings.checkpoint_save_freq)
         history = MetricsHistory(directory.metrics)
-        state = await ranks.run_blocking(lambda: _resume(checkpoints, learner, history))
+        state, rewound = await ranks.run_blocking(lambda: _resume(checkpoints, learner, history))
         directory.forget_validation_after(state.step)
         self._loggers.start(self._manifest, read_history(directory.metrics))
         return {
@@ -324,6 +324,7 @@ class Trainer:
             "checkpoints": checkpoints,
             "hooks": hooks,
             "state": state,
+            "rewound": rewound,
             # Every copy of an adapter carries the provenance.
             "provenance": {
                 **self.provenance,
@@ -367,7 +368,7 @@ class Trainer:
 
         spec, settings = self.spec, self.spec.settings
         built_in = spec.model_path in served_models() and device == "cpu"
-        rollouts = settings.rollout_batch_size * settings.n_samples_per_prompt
+        rollouts = settings.rollouts_per_step
         network = TorchModel.load(
             model_source(spec.model_path, allow_download=settings.allow_download),
             device=device,
@@ -376,8 +377,8 @@ class Trainer:
             max_positions=settings.max_prompt_length + settings.max_response_length,
         )
         batch = min(MAX_BATCH, rollouts)
-        kept = cached_sequences(rollouts) - batch
-        engine = InferenceEngine(network, max_batch=batch, max_waiting=max(1024, 2 * rollouts), kept=kept)
+        kept, waiting = cached_sequences(rollouts) - batch, max(1024, 2 * settings.rollouts_in_flight)
+        engine = InferenceEngine(network, max_batch=batch, max_waiting=waiting, kept=kept)
         return InProcessPolicyEngine(stack.enter_context(engine), unmerged=network.rounds_weights)
 
     async def _open_tinker(self, stack: AsyncExitStack, learner: TinkerLearner) -> PolicyEngine:
@@ -460,6 +461,7 @@ class Trainer:
         engine: PolicyEngine,
         chat: ChatFormat,
         server: RolloutServer | RemoteAgent,
+        held_out_rows: int,
     ) -> RolloutSampler:
         from osmosis_ai.controller.attempt import RolloutRunner
         from osmosis_ai.controller.callbacks import AttemptTimeouts
@@ -477,6 +479,7 @@ class Trainer:
             redact=self._redact,
             note=self.hooks.note,
             trajectory_root=self._directory.trials,
+            max_in_flight=settings.rollouts_in_flight + held_out_rows * settings.validation_attempts,
         )
         return RolloutSampler(await stack.enter_async_context(runner), bridge)
 
@@ -506,15 +509,15 @@ def _loaded_objects_frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _resume(checkpoints: CheckpointStore, learner: Policy, history: MetricsHistory) -> TrainingLoopState:
-    """Restore learner and history from the last checkpoint; later steps are computed again."""
+def _resume(
+    checkpoints: CheckpointStore, learner: Policy, history: MetricsHistory
+) -> tuple[TrainingLoopState, list[StepRecord]]:
+    """Restore learner and history from the last checkpoint; return the records of the steps to compute again."""
     checkpoint = checkpoints.latest()
     if checkpoint is None:
-        history.rewind(-1)
-        return TrainingLoopState()
+        return TrainingLoopState(), history.rewind(-1)
     state = TrainingLoopState(**checkpoint.load_into(learner))
-    history.rewind(state.step)
-    return state
+    return state, history.rewind(state.step)
 
 
 def model_files(spec: TrainingSpec) -> str:

@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.controller.attempt import Attempt
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.training.runs.group_buffer import MOST_REPLACED, GroupBuffer
+from osmosis_ai.training.runs.metrics import StepRecord, read_history
+from osmosis_ai.training.runs.rollouts import RolloutBatch, Sample
+from osmosis_ai.training.runs.spec import DataOrder
+from tests.lazily import lazily
+from tests.training.samples import dataset_row, scored
+
+with lazily("torch"):
+    from tests.training.loop_world import LoopWorld
+
+ORDER = DataOrder(tuple(range(7)), 2, epochs=10, seed=0)  # batches of 2, 2, 2 and 1
+
+
+class Engine:
+    failure: OsmosisError | None = None
+
+
+class World:
+    """A buffer whose groups are finished by the test; ``version`` samples the groups that start."""
+
+    def __init__(self, informative: Callable[[int], bool] = lambda position: True, **settings: Any) -> None:
+        self.settings = TrainingSettings(rollout_batch_size=2, n_samples_per_prompt=2, **settings)
+        self.informative, self.engine, self.version = informative, Engine(), 0
+        self.started: list[int] = []
+        self.running: dict[int, asyncio.Future[None]] = {}
+        self.batches: list[RolloutBatch] = []
+        self.buffer = self.buffer_after([])
+
+    def buffer_after(self, records: Sequence[StepRecord], rewound: Sequence[StepRecord] = ()) -> GroupBuffer:
+        rows, last = {row: dataset_row(row) for row in ORDER.rows}, max((r.step for r in records), default=0)
+        self.started.clear()
+        self.running.clear()
+        return GroupBuffer(
+            self,  # type: ignore[arg-type]
+            self.engine,  # type: ignore[arg-type]
+            rows,
+            ORDER,
+            self.settings,
+            step=last,
+            records=records,
+            rewound=rewound,
+        )
+
+    async def sample(self, attempts: Sequence[Attempt]) -> list[Sample]:
+        step, row = int(attempts[0].name.split("-")[1]), attempts[0].row_index
+        position = next(n for n in itertools.count() if ORDER.at(n) == (step, row))
+        self.started.append(position)
+        version = self.version
+        finished = self.running[position] = asyncio.get_running_loop().create_future()
+        try:
+            await finished
+        finally:
+            self.running.pop(position, None)
+        rewards = [0.0, float(self.informative(position))]
+        return [scored(reward, versions=(version,)) for reward in rewards]
+
+    async def finish(self, *positions: int) -> None:
+        for position in positions:
+            self.running.pop(position).set_result(None)
+            await settle()
+
+    async def begin(self, step: int) -> asyncio.Task[RolloutBatch]:
+        taking = asyncio.create_task(self.buffer.take(step, self.version))
+        await settle()
+        return taking
+
+    async def steps(self, first: int, last: int, rng: random.Random) -> list[RolloutBatch]:
+        """Take steps while groups finish in a random order; some are slow, and some updates are refused."""
+        found = []
+        for step in range(first, last + 1):
+            taking = await self.begin(step)
+            while not taking.done():
+                likely = [n for n in self.running if rng.random() < (0.05 if n % 5 == 0 else 0.8)]
+                await self.finish(*rng.sample(likely, len(likely)))
+            found.append(taking.result())
+            self.version += rng.random() < 0.9
+        return found
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def record_of(batch: RolloutBatch) -> StepRecord:
+    return StepRecord(batch.step, 0, {}, groups=list(batch.positions), dropped=list(batch.dropped or ()))
+
+
+def versions(batch: RolloutBatch) -> set[int]:
+    return {version for sample in batch.samples for version in sample.recorded.sequences[0].versions[3:]}
+
+
+def test_positions_follow_the_batches_into_further_epochs() -> None:
+    found = [ORDER.at(position) for position in range(14)]
+    assert found == [(step, row) for step in range(1, 9) for row in ORDER.batch(step)]
+    assert [ORDER.first_position(step) for step in range(1, 10)] == [0, 2, 4, 6, 7, 9, 11, 13, 14]
+
+
+async def test_a_step_takes_the_first_finished_groups_in_the_order_of_their_start() -> None:
+    world = World(max_staleness=1)
+    taking = await world.begin(1)
+    assert world.started == [0, 1, 2, 3], "the groups of steps 1 and 2"
+    await world.finish(3)
+    assert not taking.done()
+    await world.finish(1)
+    assert (await taking).positions == [1, 3], "group 0 is slow and delays only itself"
+    world.version += 1
+    taking = await world.begin(2)
+    assert world.started[4:] == [4, 5]
+    await world.finish(4, 0)
+    batch = await taking
+    assert (batch.positions, versions(batch), batch.dropped) == ([0, 4], {0, 1}, {})
+
+
+async def test_without_staleness_a_step_waits_for_its_own_groups() -> None:
+    world = World()
+    for step, positions in ((1, [0, 1]), (2, [2, 3]), (3, [4, 5]), (4, [6]), (5, [7, 8])):
+        taking = await world.begin(step)
+        assert sorted(world.running) == positions
+        await world.finish(*reversed(positions))
+        batch = await taking
+        assert (batch.positions, batch.replaced, batch.dropped) == (positions, None, None)
+
+
+async def test_a_group_with_tokens_that_are_too_old_is_dropped_and_replaced() -> None:
+    world = World(max_staleness=1)
+    for step, finished in ((1, (1, 2)), (2, (3, 4))):
+        taking = await world.begin(step)
+        await world.finish(*finished)
+        await taking
+        world.version += 1
+    assert list(world.running) == [0, 5]
+    taking = await world.begin(3)
+    assert list(world.running) == [0, 5, 6], "steps 3 and 4 need three groups"
+    await world.finish(0)
+    assert list(world.running) == [5, 6, 7], "a further group replaces the one that is too old"
+    await world.finish(6, 5)
+    batch = await taking
+    assert (batch.positions, list(batch.dropped or ())) == ([5, 6], [0])
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_refill_takes_the_smallest_prefix_with_enough_informative_groups(seed: int) -> None:
+    world = World(lambda position: position in {1, 5, 6, 7, 11, 12, 13}, refill=True)
+    batches = await world.steps(1, 4, random.Random(seed))
+    assert [list(batch.positions) for batch in batches] == [
+        [0, 1, 2, 3, 4, 5],
+        [6, 7],
+        [8, 9, 10, 11, 12],
+        [13],
+    ]
+    assert [batch.replaced for batch in batches] == [4, 0, 3, 0]
+    assert world.started == sorted(world.started)
+
+
+async def test_refill_replaces_at_most_three_times_the_batch() -> None:
+    world = World(lambda position: False, refill=True)
+    batches = await world.steps(1, 2, random.Random(0))
+    most = 2 * (MOST_REPLACED + 1)
+    assert [list(batch.positions) for batch in batches] == [list(range(most)), list(range(most, 2 * most))]
+    assert [batch.replaced for batch in batches] == [2 * MOST_REPLACED] * 2
+
+
+@pytest.mark.parametrize("refill", [False, True])
+@pytest.mark.parametrize("max_staleness", [0, 1, 2, 4])
+@pytest.mark.parametrize("seed", range(4))
+async def test_no_token_is_too_old_and_no_group_is_lost_or_repeated(
+    seed: int, max_staleness: int, refill: bool
+) -> None:
+    world = World(lambda position: position % 3 > 0, max_staleness=max_staleness, refill=refill)
+    last, rng = 40, random.Random(seed)
+    done: list[int] = []
+    dropped = 0
+    for step in range(1, last + 1):
+        version = world.version
+        (batch,) = await world.steps(step, step, rng)
+        assert max(version - sampled_by for sampled_by in versions(batch)) <= max_staleness
+        size = len(ORDER.batch(step))
+        assert len(batch.positions) == size + (batch.replaced or 0)
+        done += [*batch.positions, *(batch.dropped or ())]
+        dropped += len(batch.dropped or ())
+    assert len(set(done)) == len(done)
+    assert set(range(max(done) + 1)) - set(done) <= world.running.keys() | world.buffer._groups.keys()
+    assert (dropped > 0) == (max_staleness > 0)
+
+
+@pytest.mark.parametrize("refill", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_resumed_run_repeats_the_recorded_groups_and_loses_none(seed: int, refill: bool) -> None:
+    world = World(lambda position: position % 3 > 0, max_staleness=2, refill=refill)
+    before = await world.steps(1, 9, random.Random(seed))
+    await world.buffer.abandon()
+    records = [record_of(batch) for batch in before]
+    world.buffer = world.buffer_after(records[:5], rewound=records[5:])
+    again = await world.steps(6, 30, random.Random(seed + 100))
+    assert [batch.positions for batch in again[:4]] == [batch.positions for batch in before[5:]]
+    assert [batch.replaced for batch in again[:4]] == [batch.replaced for batch in before[5:]]
+    done = [n for batch in (*before[:5], *again) for n in (*batch.positions, *(batch.dropped or ()))]
+    assert len(set(done)) == len(done)
+    assert set(range(max(done) + 1)) - set(done) <= world.buffer._groups.keys()
+
+
+async def test_recorded_groups_that_are_now_too_old_are_not_waited_for() -> None:
+    world = World(max_staleness=1)
+    rewound = [StepRecord(step, 0, {}, groups=groups) for step, groups in ((1, [0, 2]), (2, [3, 5]))]
+    world.buffer = world.buffer_after([], rewound)
+    taking = await world.begin(1)
+    await world.finish(3, 0, 1)
+    assert not taking.done(), "the recorded group 2 is not finished"
+    await world.finish(2)
+    assert (await taking).positions == [0, 2]
+    world.version = 2
+    taking = await world.begin(2)
+    await world.finish(4, 5)
+    batch = await taking
+    assert (batch.positions, list(batch.dropped or ())) == ([4, 5], [1, 3])
+    await world.buffer.abandon()
+
+
+async def test_abandoned_groups_start_again() -> None:
+    world = World(max_staleness=1, refill=True)
+    taking = await world.begin(1)
+    await world.finish(2, 1)
+    await taking
+    taking = await world.begin(2)
+    await world.finish(3)
+    taking.cancel()
+    await world.buffer.abandon()
+    assert not world.running
+    world.started.clear()
+    taking = await world.begin(2)
+    assert world.started == [0, 3, 4, 5]
+    await world.finish(0, 3)
+    assert (await taking).positions == [0, 3]
+    await world.buffer.abandon()
+
+
+async def test_a_failed_group_or_engine_ends_the_step() -> None:
+    world = World(lambda position: False, max_staleness=1, refill=True)
+    taking = await world.begin(1)
+    world.running.pop(3).set_exception(OsmosisError("the server is lost"))
+    with pytest.raises(OsmosisError, match="the server is lost"):
+        await taking
+    await world.buffer.abandon()
+    taking = await world.begin(1)
+    world.engine.failure = OsmosisError("the engine failed")
+    await world.finish(0)
+    with pytest.raises(OsmosisError, match="the engine failed"):
+        await taking
+    assert len(world.running) == 3, "no group replaces one that a broken engine sampled"
+    await world.buffer.abandon()
+
+
+async def test_a_run_records_its_groups_and_continues_after_a_crash_with_the_others(tmp_path: Any) -> None:
+    world = LoopWorld(
+        tmp_path,
+        max_staleness=1,
+        refill=True,
+        max_steps=6,
+        checkpoint_save_freq=2,
+        rewards=lambda step, n: step % 3 and n,
+    )
+    await world.run()
+    records = list(read_history(world.history.path))[1:]
+    # The rows of steps 3 and 6 teach nothing.
+    assert [record.groups for record in records] == [
+        [0, 1],
+        [2, 3],
+        [4, 5, 6, 7],
+        [8, 9],
+        [10, 11, 12, 13],
+        [14, 15],
+    ]
+    assert [record.metrics["rollout/replaced"] for record in records] == [0, 0, 2, 0, 2, 0]
+    assert [record.metrics["rollout/dropped_stale"] for record in records] == [0] * 6
+    for checkpoint in world.checkpoints.list()[1:]:
+        shutil.rmtree(checkpoint.directory)
+    world.resume()
+    assert world.loop.state.step == 2
+    await world.run()
+    assert [record.groups for record in read_history(world.history.path)][1:] == [r.groups for r in records]
+    assert world.loop.state.step == 6

@@ -45,6 +45,8 @@ GSPO_CLIP = (3e-4, 4e-4)
 # Yao et al., 2025 ("Your efficient RL framework secretly brings you off-policy RL training"): cap C = 2.
 DEFAULT_IMPORTANCE_CAP = 2.0
 
+MOST_REPLACED = 3
+"""The most groups that a step replaces with `refill`, as a multiple of `rollout_batch_size`."""
 SOURCE_PREFIX = "run:"
 """The prefix of an evaluation's name in `sft_source`."""
 # Losses of the Tinker API by kind of server; of an unknown one only what every server has.
@@ -270,6 +272,10 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
     def rollouts_per_step(self) -> int:
         """Attempts, or conversations of sft."""
         return self.rollout_batch_size * (self.n_samples_per_prompt if self.method == "rl" else 1)
+
+    @property
+    def most_rollouts_per_step(self) -> int:
+        return self.rollouts_per_step * (1 + MOST_REPLACED if self.refill and self.method == "rl" else 1)
 
     @property
     def rollouts_in_flight(self) -> int:

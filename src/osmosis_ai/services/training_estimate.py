@@ -192,7 +192,7 @@ def planned_steps(total_rows: int, settings: TrainingSettings) -> dict[str, int]
     training = dict.fromkeys(range(total_rows - len(held_out)))
     return {
         "total": DataOrder.of(SplitRows(training, []), settings).total_steps,
-        "attempts_per_step": settings.rollouts_per_step,
+        "attempts_per_step": settings.most_rollouts_per_step,
         "training_rows": len(training),
         "held_out_rows": len(held_out),
     }

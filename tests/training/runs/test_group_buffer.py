@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.config.training import MOST_REPLACED, TrainingSettings
 from osmosis_ai.controller.attempt import Attempt
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.training.runs.group_buffer import MOST_REPLACED, GroupBuffer
+from osmosis_ai.training.runs.group_buffer import GroupBuffer
 from osmosis_ai.training.runs.metrics import StepRecord, read_history
 from osmosis_ai.training.runs.rollouts import RolloutBatch, Sample
 from osmosis_ai.training.runs.spec import DataOrder

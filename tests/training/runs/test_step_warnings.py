@@ -114,6 +114,17 @@ FLAT = [0.3, 0.28, 0.32, 0.31, 0.29] * 4
             "the grader failed on 1 of 128 attempts",
             False,
         ),
+        (
+            {
+                "rollout/raw_reward": FLAT,
+                "rollout/response_lengths": [300] * 20,
+                "rollout/dropped_stale": [0.0] * 4 + [0.2, 0.2, 0.2] + [0.0] * 13,
+                "rollout/dropped_stale_lengths": [900] * 20,
+            },
+            7,
+            "12% of the groups in the last 5 steps were dropped as too old (mean response 900 tokens, 300 in the others)",
+            False,
+        ),
         ({"rollout/raw_reward": FLAT, "eval/validation/dropped": [0] * 19 + [1]}, None, "", True),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

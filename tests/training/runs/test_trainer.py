@@ -83,6 +83,7 @@ async def test_a_run_validates_the_base_and_takes_every_step_on_policy(tmp_path)
     assert world.runner.begun_at == {1: 0, 2: 1, 3: 2, 4: 3}
     learned = [(updates, versions) for updates, _, versions in world.learner.seen]
     assert learned == [(0, (0,)), (1, (1,)), (2, (2,)), (3, (3,))]
+    assert b"groups" not in world.history.path.read_bytes(), "they follow from the number of the step"
 
 
 async def test_each_validation_leaves_what_became_of_its_samples_and_a_full_disk_ends_no_run(tmp_path):

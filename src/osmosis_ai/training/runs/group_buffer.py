@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from osmosis_ai.config.training import MOST_REPLACED
 from osmosis_ai.training.objective.advantages import group_advantages
 from osmosis_ai.training.runs.rollouts import (
     RolloutBatch,
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from osmosis_ai.training.runs.metrics import StepRecord
     from osmosis_ai.training.runs.rollouts import RolloutSampler
     from osmosis_ai.training.runs.spec import DataOrder
-
-# Groups that a step replaces at most, as a multiple of its size.
-MOST_REPLACED = 3
 
 
 @dataclass(frozen=True, eq=False)

@@ -554,10 +554,9 @@ class TrainingLoop(StepLoop):
         publishing_s = time.monotonic() - published
         metrics |= learning_metrics(learned, learning_s) | {"time/publishing_s": publishing_s}
         warnings += [*doubts, *self._new_trouble(batch, metrics)]
-        measured = Measured(metrics, warnings, unscored=batch.unscored())
-        if not self.settings.records_groups:
-            return measured
-        return replace(measured, groups=batch.positions, dropped=list(batch.dropped or ()))
+        groups = batch.positions if self.settings.records_groups else ()
+        dropped = list(batch.dropped or ())
+        return Measured(metrics, warnings, unscored=batch.unscored(), groups=groups, dropped=dropped)
 
     def _new_trouble(self, batch: RolloutBatch, metrics: Mapping[str, float]) -> list[str]:
         records = (*read_history(self.history.path), StepRecord(batch.step, 0, dict(metrics)))

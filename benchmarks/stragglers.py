@@ -1,0 +1,110 @@
+"""How much slow attempts delay the steps of a training run, with groups sampled ahead and without.
+
+Each run trains `osmosis/tiny` on the multiply rollout; in every second run, some attempts sleep in the agent. The first step,
+which fills caches, does not count.
+
+    python benchmarks/stragglers.py [--max-staleness 0 1 4] [--steps 20] [--attempts 64] [--share 0.05] [--sleep 4.0]
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+# Before torch is imported: with a model this small a second thread costs more than it brings.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from harness import REPOSITORY, Row, options, report, scratch, tree_cpu_s
+
+from osmosis_ai import event_loop
+from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.datasets import file_digest
+from osmosis_ai.evaluation.spec import DatasetInput
+from osmosis_ai.training.runs.loop import TrainingHooks
+from osmosis_ai.training.runs.metrics import StepRecord
+from osmosis_ai.training.runs.spec import TrainingSpec
+from osmosis_ai.training.runs.trainer import Trainer
+
+GROUP = 8
+DATASET = REPOSITORY / "data" / "multiply_train.jsonl"
+# The same attempts are slow in every run.
+SLEEP = """
+        import asyncio, random
+        name, _, _ = get_rollout_context().rollout_id.rpartition("-")
+        if random.Random(name).random() < float(os.environ["BENCH_SHARE"]):
+            await asyncio.sleep(float(os.environ["BENCH_SLEEP_S"]))
+"""
+SIGNATURE = (
+    "    async def run(self, ctx: AgentWorkflowContext[AgentWorkflowConfig]) -> AgentWorkflowOutput:\n"
+)
+
+
+def main() -> None:
+    given = options(__doc__, max_staleness=[0, 1, 4], steps=20, attempts=64, share=0.05, sleep=4.0)
+    rows: list[Row] = []
+    with scratch() as folder:
+        rollout = folder / "multiply"
+        shutil.copytree(REPOSITORY / "rollouts" / "multiply", rollout)
+        program = (rollout / "main.py").read_text()
+        assert SIGNATURE in program
+        (rollout / "main.py").write_text(program.replace(SIGNATURE, SIGNATURE + SLEEP))
+        for max_staleness in given.max_staleness:
+            without = None
+            for share in (0.0, given.share):
+                spec = spec_of(given, rollout, max_staleness, share)
+                row = event_loop.run(timed(spec, folder / f"run-{max_staleness}-{share}"))
+                without = without or row["step_s"]
+                ratio = round(row["step_s"] / without, 3)
+                rows.append(
+                    {"max_staleness": max_staleness, "slow": share, **row, "of_its_time_without": ratio}
+                )
+    report(given, rows)
+
+
+def spec_of(given: Any, rollout: Path, max_staleness: int, share: float) -> TrainingSpec:
+    return TrainingSpec(
+        settings=TrainingSettings(
+            lr=1e-3, rollout_batch_size=given.attempts // GROUP, n_samples_per_prompt=GROUP, max_prompt_length=512,
+            max_response_length=512, max_steps=given.steps, eval_interval=1000, validation_rows=0, total_epochs=20,
+            max_staleness=max_staleness,
+        ),
+        model_path="osmosis/tiny",
+        dataset=DatasetInput(DATASET, "multiply_train", file_digest(DATASET), "workspace"),
+        rollout_dir=rollout,
+        device="cpu",
+        env={"BENCH_SHARE": str(share), "BENCH_SLEEP_S": str(given.sleep)},
+    )  # fmt: skip
+
+
+class Clock(TrainingHooks):
+    """Notes the CPU time of this process and its children after the first step and after the last one."""
+
+    def __init__(self) -> None:
+        self.cpu_s: list[float] = []
+
+    def step(self, record: StepRecord, total_steps: int) -> None:
+        if record.step in (1, total_steps):
+            self.cpu_s.append(tree_cpu_s(os.getpid()))
+
+
+async def timed(spec: TrainingSpec, run_dir: Path) -> dict[str, Any]:
+    clock = Clock()
+    summary = await Trainer(spec, run_dir, clock).run()
+    first, *records = summary.records
+    seconds = (records[-1].timestamp_ms - first.timestamp_ms) / 1000
+    oldest = max(record.metrics["rollout/staleness_max"] for record in records)
+    assert oldest <= spec.settings.max_staleness
+    dropped = sum(len(record.dropped) for record in records)
+    groups = len(records) * spec.settings.rollout_batch_size + dropped
+    return {
+        "step_s": round(seconds / len(records), 3),
+        "cpu_s": round((clock.cpu_s[-1] - clock.cpu_s[0]) / len(records), 3),
+        "oldest_token": oldest,
+        "dropped": round(dropped / groups, 3),
+    }
+
+
+if __name__ == "__main__":
+    main()

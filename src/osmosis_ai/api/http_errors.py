@@ -131,9 +131,9 @@ def http_error(reply: Reply, request: RequestInfo, redactor: ReplyRedactor) -> P
         message, hint = (text.format(**words) for text in _GIT_SCOPE[platform_code])
     else:
         said = _sentence(body)
-        message = (
-            _excerpt(reply, redactor) if said is None else "\n".join([said, *_bullets(body.get("issues"))])
-        )
+        issues = body.get("issues")
+        listed = [f"\n  - {line}" for line in map(_issue, issues) if line] if isinstance(issues, list) else []
+        message = _excerpt(reply, redactor) if said is None else "".join([said, *listed])
         hint = _next_step(reply)
     return PlatformError(
         message,
@@ -275,12 +275,6 @@ def _sentence(body: Mapping[str, Any]) -> str | None:
         if isinstance(text, str) and text.strip():
             return _printable(text).strip()
     return None
-
-
-def _bullets(issues: Any) -> list[str]:
-    if not isinstance(issues, list):
-        return []
-    return [f"  - {line}" for line in map(_issue, issues) if line]
 
 
 def _issue(issue: Any) -> str:

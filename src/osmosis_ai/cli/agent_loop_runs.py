@@ -314,8 +314,7 @@ def _number(value: float) -> str:
 
 
 def _shortened(text: str) -> str:
-    line = formats.one_line(text)
-    return line if len(line) <= _MAX_ERROR_CHARS else line[: _MAX_ERROR_CHARS - 1] + "…"
+    return formats.shortened(formats.one_line(text), _MAX_ERROR_CHARS)
 
 
 class ClassicRun(GracefulStop, RunHooks):

@@ -232,5 +232,5 @@ def whoami() -> DetailResult:
             ("Saved Login", f"yes ({account.saved_in})" if account.saved_in else "no"),
             ("Expires", Timestamp(account.expires_at, seconds=True)),
         ],
-        sections=[Section("Workspaces", workspaces)] if workspaces else [],
+        blocks=[Section("Workspaces", workspaces)] if workspaces else [],
     )

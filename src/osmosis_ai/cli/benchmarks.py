@@ -193,8 +193,10 @@ def run_info(run: RunArgument) -> DetailResult:
         data={**data, **context.resource()},
         title="Benchmark Run",
         rows=_rows(data["benchmark_run"]),
-        sections=[section for section in sections if section.rows],
-        blocks=[_table("Agents", _columns(*columns), agents)] if agents else [],
+        blocks=[
+            *(section for section in sections if section.rows),
+            *([_table("Agents", _columns(*columns), agents)] if agents else []),
+        ],
     )
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -427,19 +426,17 @@ def download(
 
     with platform_context() as context:
         dataset, path = download_dataset(
-            context.client, name, output=output, overwrite=overwrite, progress=_downloading
+            context.client,
+            name,
+            output=output,
+            overwrite=overwrite,
+            progress=partial(current().transfer, "Downloading"),
         )
         return OperationResult(
             operation="dataset.download",
             message=f"Dataset downloaded: {path}",
             resource={**dataset_item(dataset), "output_path": str(path), **context.resource()},
         )
-
-
-@contextmanager
-def _downloading(size: int | None) -> Iterator[Callable[[int], None]]:
-    with current().progress("Downloading", total=size, unit="bytes") as shown:
-        yield shown.update
 
 
 @app.command("delete")

@@ -492,5 +492,4 @@ def _baseline_lines(comparison: SessionComparison, *, verbose: bool) -> Iterator
 
 
 def _short(text: str | None) -> str:
-    line = formats.one_line(text or "")
-    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
+    return formats.shortened(formats.one_line(text or ""), _LONGEST)

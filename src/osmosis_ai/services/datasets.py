@@ -440,7 +440,10 @@ class CachedDataset:
 
 
 def fetch_dataset(
-    client: PlatformClient, name: str, *, progress: OpenNamedProgress | None = None
+    client: PlatformClient,
+    name: str,
+    *,
+    progress: OpenNamedProgress = lambda _name, _size: nullcontext(lambda _done: None),
 ) -> CachedDataset:
     """Return the current bytes of a platform dataset as a file in the cache."""
     dataset = require_ready(get_dataset(client, name))
@@ -452,7 +455,7 @@ def fetch_dataset(
         if found := _cached(directory, dataset, extension, version):
             return found
         incoming = directory / "incoming"
-        with (progress or _show_nothing)(dataset.file_name or dataset.id, dataset.file_size or None) as shown:
+        with progress(dataset.file_name or dataset.id, dataset.file_size or None) as shown:
             _fetch(client, dataset, _signed(client, dataset).presigned_url, incoming, shown)
         sha256 = file_digest(incoming)
         path = incoming.replace(directory / f"{sha256}.{extension}")
@@ -504,7 +507,3 @@ def _directory_name(dataset_id: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9_-]{1,96}", dataset_id):
         return dataset_id
     return hashlib.sha256(dataset_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-
-
-def _show_nothing(_name: str, _size: int | None) -> AbstractContextManager[Progress]:
-    return nullcontext(lambda _done: None)

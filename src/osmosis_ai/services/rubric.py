@@ -191,7 +191,9 @@ def require_prices(judges: Sequence[JudgeModel], budget: Budget | None) -> None:
 def plan_output(output: str | None, rubric_id: str, *, classic: bool) -> OutputPlan:
     """Return where results are written."""
     if output is None:
-        return _fresh(cache_dir() / "eval_result" / folder_of(rubric_id))
+        kept = "".join(each if each.isalnum() or each in "-_" else "_" for each in rubric_id)
+        folder = kept.strip("_").lower()[:_LONGEST_FOLDER] or "rubric"
+        return _fresh(cache_dir() / "eval_result" / folder)
     try:
         path = expanded(output).resolve()
     except (OSError, RuntimeError) as error:  # a loop of links
@@ -231,12 +233,6 @@ def require_apart(*, written: Sequence[Path | None], read: Sequence[Path | None]
                 hint="choose another path with '--output' or '--report'",
             )
         taken.add(path)
-
-
-def folder_of(rubric_id: str) -> str:
-    """Return the name of a rubric's directory."""
-    kept = "".join(character if character.isalnum() or character in "-_" else "_" for character in rubric_id)
-    return kept.strip("_").lower()[:_LONGEST_FOLDER] or "rubric"
 
 
 def _text_of_file(path: Path) -> str:

@@ -75,16 +75,14 @@ class Page(WireModel, Generic[T]):
     next_offset: int | None = None
 
 
-def _object_or_none(value: Any) -> Any:
-    return value if isinstance(value, dict) else None
-
-
 class LogEntry(WireModel):
     timestamp: str | None = None
     level: str | None = None
     step: str | None = None
     message: str | None = None
-    details: Annotated[dict[str, Any] | None, BeforeValidator(_object_or_none)] = None
+    details: Annotated[
+        dict[str, Any] | None, BeforeValidator(lambda found: found if isinstance(found, dict) else None)
+    ] = None
 
 
 class LogPage(WireModel):

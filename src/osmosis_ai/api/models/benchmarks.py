@@ -9,13 +9,13 @@ from pydantic import AliasChoices, AliasPath, BeforeValidator, Field, computed_f
 from osmosis_ai.api.models.base import Page, Timestamp, WireModel
 from osmosis_ai.api.models.runs import Run, SubmittedRun
 
-
-def _only_objects(value: Any) -> Any:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else value
-
-
 FreeForm = dict[str, Any]
-FreeForms = Annotated[list[FreeForm], BeforeValidator(_only_objects)]
+FreeForms = Annotated[
+    list[FreeForm],
+    BeforeValidator(
+        lambda found: [each for each in found if isinstance(each, dict)] if isinstance(found, list) else found
+    ),
+]
 
 
 class TaskSet(WireModel):

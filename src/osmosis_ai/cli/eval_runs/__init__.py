@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -142,7 +142,9 @@ def run(
             previews=not no_previews,
         ),
     )
-    prepared = prepare_eval_run(request, fetching=_fetching)
+    prepared = prepare_eval_run(
+        request, fetching=lambda dataset, size: current().transfer(f"Fetching {dataset}", size)
+    )
     if upload:
         # Before anything is spent on the run.
         from osmosis_ai.api.capabilities import Capability
@@ -159,12 +161,6 @@ def run(
         current().warn(f"the run was halted: {stop.reason}", code="RUN_HALTED")
     result = _run_result(prepared, summary)
     return _and_uploaded(result, summary) if upload else result
-
-
-@contextmanager
-def _fetching(dataset: str, size: int | None) -> Iterator[Callable[[int], None]]:
-    with current().progress(f"Fetching {dataset}", total=size, unit="bytes") as shown:
-        yield shown.update
 
 
 def _run_result(prepared: PreparedEvalRun, summary: RunSummary) -> OperationResult:

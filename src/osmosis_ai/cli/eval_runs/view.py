@@ -62,15 +62,6 @@ _MIN_VARIANCE_ROWS = 10
 _ID_PREFIX = 8
 
 
-def plan_line(plan: RunPlan, prepared: PreparedEvalRun) -> Text:
-    spec = prepared.spec
-    attempts = f"{prepared.selection.drawn.words} × {amount(spec.evaluation.n, 'attempt')}"
-    pending = f" ({formats.count(plan.pending)} pending)" if plan.pending != plan.total else ""
-    seed = f"seed {prepared.request.run.seed}"
-    parts = (spec.experiment.rollout, spec.experiment.model_path, attempts + pending, seed)
-    return Text(" · ".join(parts))
-
-
 def finished_message(summary: RunSummary) -> str:
     where = shown_path(summary.run_dir)
     if summary.complete:
@@ -275,7 +266,7 @@ def _failed_row(record: TerminalRecord) -> Sequence[Cell]:
         record.run_index,
         record.boundary,
         Styled(record.category or "", "bad"),
-        error if len(error) <= _MAX_ERROR else error[: _MAX_ERROR - 1] + "…",
+        formats.shortened(error, _MAX_ERROR),
         f"{record.rollout_id[:_ID_PREFIX]}*",
     )
 
@@ -312,10 +303,11 @@ def sliced_info(name: str, output: str | None, columns: Sequence[str]) -> Detail
     shown = VIEW.info(name, output)
     if not columns:
         return shown
-    from osmosis_ai.services.eval_runs.samples import platform_slices
+    from osmosis_ai.decisions.samples import run_slices
+    from osmosis_ai.services.eval_runs.samples import find_run_samples
 
     with platform_context() as context, current().status("Fetching samples"):
-        found = platform_slices(context.client, name, columns)
+        found = run_slices(find_run_samples(f"platform:{name}", client=lambda: context.client), columns)
     return replace(
         shown,
         data={**shown.data, "slices": [each.data() for each in found]},
@@ -762,9 +754,13 @@ class LiveRun(GracefulStop, RunHooks):
         self._plan: RunPlan | None = None
 
     def plan(self, plan: RunPlan) -> None:
-        self._plan = plan
-        self._output.show(plan_line(plan, self._prepared))
-        for note in self._prepared.notes:
+        self._plan, prepared, spec = plan, self._prepared, self._prepared.spec
+        attempts = f"{prepared.selection.drawn.words} × {amount(spec.evaluation.n, 'attempt')}"
+        pending = f" ({formats.count(plan.pending)} pending)" if plan.pending != plan.total else ""
+        seed = f"seed {prepared.request.run.seed}"
+        parts = (spec.experiment.rollout, spec.experiment.model_path, attempts + pending, seed)
+        self._output.show(Text(" · ".join(parts)))
+        for note in prepared.notes:
             self._output.warn(note)
         if plan.archived is not None:
             self.note(f"Archived the earlier run as {plan.archived.name}.")
@@ -806,11 +802,8 @@ class LiveRun(GracefulStop, RunHooks):
 
     def resolve_secrets(self, names: Sequence[str]) -> dict[str, str]:
         """Read secrets from the secrets file, the environment, the `.env` file, or a prompt."""
-
-        def ask_user(name: str) -> str:
-            return getpass.getpass(f"{name}: ", stream=self._output.stderr)
-
-        ask = ask_user if self._output.interactive else None
+        stream = self._output.stderr
+        ask = (lambda name: getpass.getpass(f"{name}: ", stream=stream)) if self._output.interactive else None
         given = self._prepared.request.secret_values or {}
         file = current_env_file()
         found = find_secret_values(names, given=given, environ=environment_with_file(), ask=ask)

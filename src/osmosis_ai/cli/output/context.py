@@ -87,6 +87,12 @@ class OutputContext:
             yield lines
             lines.finish()
 
+    @contextmanager
+    def transfer(self, description: str, size: int | None) -> Iterator[Callable[[int], None]]:
+        """Show the progress of a transfer; the function takes the number of bytes so far."""
+        with self.progress(description, total=size, unit="bytes") as shown:
+            yield shown.update
+
     def warn(self, message: str, code: str | None = None) -> None:
         if self.mode == "json":
             warning = {"code": code, "message": message}

@@ -58,6 +58,11 @@ def one_line(text: str) -> str:
     return literal(text.replace("\r\n", "\n").translate(_TO_SPACES))
 
 
+def shortened(text: str, longest: int) -> str:
+    """Return ``text`` with at most ``longest`` characters."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
 def amount(completed: float, total: float | None, unit: str) -> str:
     """Return ``40/400 samples`` or ``1.5 MB of 3.0 GB``."""
     if unit == "bytes":

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import typer
 
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.formats import shown_path
+from osmosis_ai.cli.output.formats import shortened, shown_path
 from osmosis_ai.cli.output.results import Cell, Column, Table, Text, cell_text
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import expanded, replacing_or_streaming, require_writable
@@ -73,7 +73,7 @@ def _escaped(text: str, *, longest: int = _LONGEST_TEXT) -> str:
     flat = text
     if not text.isprintable():
         flat = "".join(map(_visible, re.sub(r"[\t\r\n]+", " ", text)))
-    return re.sub(_SPECIAL, _reference, _cut(flat, longest), flags=re.VERBOSE | re.IGNORECASE)
+    return re.sub(_SPECIAL, _reference, shortened(flat, longest), flags=re.VERBOSE | re.IGNORECASE)
 
 
 class _Page:
@@ -149,13 +149,9 @@ def _visible(character: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def _cut(text: str, longest: int) -> str:
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
-
-
 def _marker(text: str) -> str:
     # An HTML comment ends at `-->`, and may not hold `--`.
-    return quote(_cut(text, _LONGEST_CELL), safe=":/@+ ", errors="replace").replace("--", "%2D%2D")
+    return quote(shortened(text, _LONGEST_CELL), safe=":/@+ ", errors="replace").replace("--", "%2D%2D")
 
 
 Outcome = Literal["pass", "fail", "unclear"]

@@ -305,21 +305,17 @@ class SectionedListResult(Result):
 
 @dataclass(frozen=True)
 class DetailResult(Result):
-    """One thing in full: ``data`` for scripts; ``title``, ``rows``, ``sections``, ``hints`` for people."""
+    """One thing in full: ``data`` for scripts; ``title``, ``rows``, ``blocks``, ``hints`` for people."""
 
     data: Mapping[str, Any]
     title: str = ""
     rows: Sequence[Row] = ()
-    sections: Sequence[Section] = ()
 
     def body(self) -> dict[str, Any]:
         return {"data": dict(self.data)}
 
     def plain_lines(self) -> Iterator[str]:
         yield from Section("", self.rows).plain_lines()
-        for section in self.sections:
-            yield f"{section.title}:"
-            yield from section.plain_lines()
         yield from super().plain_lines()
         yield from map(formats.literal, self.hints)
 

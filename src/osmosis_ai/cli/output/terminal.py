@@ -104,8 +104,6 @@ def print_result(console: Console, result: Result) -> None:
             _print_rule(console, result.title)
         if result.rows:
             console.print(_rows_table(result.rows))
-        for part in result.sections:
-            _print_section(console, part)
     elif isinstance(result, OperationResult) and result.sentence:
         _print_text(console, result.sentence, style="green" if result.status == "success" else "yellow")
     elif isinstance(result, StreamResult):
@@ -125,7 +123,9 @@ def print_blocks(console: Console, blocks: Sequence[Block]) -> None:
             if block.note:
                 _print_text(console, block.note, style="dim")
         elif isinstance(block, Section):
-            _print_section(console, block)
+            if block.rows:
+                _print_rule(console, block.title)
+                console.print(_rows_table(block.rows))
         elif isinstance(block, ConversationBlock):
             console.print(_conversation(console, block))
         elif isinstance(block, SideBySide):
@@ -143,12 +143,6 @@ def print_blocks(console: Console, blocks: Sequence[Block]) -> None:
             console.print(framed)
         else:
             _print_text(console, block.text, style=_STYLES[block.tone] if block.tone else "")
-
-
-def _print_section(console: Console, section: Section) -> None:
-    if section.rows:
-        _print_rule(console, section.title)
-        console.print(_rows_table(section.rows))
 
 
 def _print_list(console: Console, result: ListResult) -> None:

@@ -276,12 +276,7 @@ def _import_session(
         expected_files=len(state.files),
         uploaded_files=sum(file.is_stored for file in state.files),
         files=[
-            imports.ImportFileState(
-                path=file.path,
-                size=file.size,
-                sha256=file.sha256,
-                state="uploaded" if file.is_stored else "pending",
-            )
+            imports.ImportFileState.of(file, state="uploaded" if file.is_stored else "pending")
             for file in state.files
         ],
     )

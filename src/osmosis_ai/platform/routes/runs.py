@@ -133,13 +133,7 @@ def _submit_body(kind: ConfigKind) -> dict[str, Any]:
 
 def submitted(services: PlatformServices, scope: Scope, run: DbRun) -> SubmittedRun:
     """Return the reply to a submit."""
-    return SubmittedRun(
-        id=run.id,
-        name=run.name,
-        status=run.status,
-        created_at=run.created_at,
-        platform_url=run_url(services, scope.workspace, run.kind, run.name),
-    )
+    return SubmittedRun.of(run, platform_url=run_url(services, scope.workspace, run.kind, run.name))
 
 
 @contextmanager

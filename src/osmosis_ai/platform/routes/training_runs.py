@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from osmosis_ai.api.models import training_runs as wire
@@ -83,7 +82,7 @@ def training_run_metrics(services: Services, scope: WorkspaceScope, name_or_id: 
     run = services.runs.get(scope.workspace_id, "training", name_or_id)
     curves = read_curves(services.db, run.id)[run.id]
     validation = wire.ValidatedRows(**run.metrics[VALIDATION]) if run.metrics else None
-    marks = [wire.TrainingMark(**asdict(mark)) for mark in logged_marks(services.logs, run.id)]
+    marks = [wire.TrainingMark.of(mark) for mark in logged_marks(services.logs, run.id)]
     return wire.TrainingMetrics(
         status=run.status,
         overview=_overview(run, curves, services.clock),
@@ -117,13 +116,13 @@ def training_run_checkpoints(
         training_run_name=run.name,
         training_run_id=run.id,
         checkpoints=[
-            wire.Checkpoint(
-                id=model.id,
+            wire.Checkpoint.of(
+                model,
+                nulls=False,
                 checkpoint_name=model.name,
                 checkpoint_step=model.step,
                 status="uploaded",
-                created_at=model.created_at,
-                **runs.present({"size": adapter_size(model)}),
+                size=adapter_size(model),
             )
             for model in services.lora_models.of_run(run.id)
         ],

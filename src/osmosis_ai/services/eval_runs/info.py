@@ -19,7 +19,7 @@ from osmosis_ai.api.models.eval_runs import (
     EvalRunRow,
     RetryCheck,
 )
-from osmosis_ai.api.models.runs import EvalRetry, RunSecrets, SubmittedRun
+from osmosis_ai.api.models.runs import EvalRetry, Run, RunSecrets, SubmittedRun
 from osmosis_ai.datasets.selection import RowsDrawn
 from osmosis_ai.evaluation.hooks import ProgressSnapshot
 from osmosis_ai.evaluation.metrics import Estimates, RunScore
@@ -41,17 +41,6 @@ from osmosis_ai.ui.run_numbers import execution_rows, format_counts, score_json
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-
-_FIELDS = {
-    "id",
-    "name",
-    "status",
-    "created_at",
-    "started_at",
-    "completed_at",
-    "creator_name",
-    "creator_email",
-}
 
 
 @dataclass(frozen=True)
@@ -140,8 +129,8 @@ def run_item(row: EvalRunRow) -> dict[str, Any]:
 
 def _own_fields(run: EvalRun) -> dict[str, Any]:
     retry = {"revision", "retried_at"} if run.revision else set()
-    optional = {key for key in ("error", "platform_url") if getattr(run, key)}
-    fields = run.model_dump(mode="json", include=_FIELDS | retry | optional)
+    absent = {"waits", *(key for key in ("error", "platform_url") if not getattr(run, key))}
+    fields = run.model_dump(mode="json", include=(Run.model_fields.keys() | retry) - absent)
     return fields if run.imported is None else {**fields, "imported": plain(run.imported)}
 
 

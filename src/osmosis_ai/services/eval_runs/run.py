@@ -127,9 +127,7 @@ class PreparedEvalRun:
     options: EvalRunOptions = field(default_factory=EvalRunOptions)
 
 
-def prepare_eval_run(
-    request: EvalRunRequest, *, fetching: OpenNamedProgress | None = None
-) -> PreparedEvalRun:
+def prepare_eval_run(request: EvalRunRequest, *, fetching: OpenNamedProgress) -> PreparedEvalRun:
     """Find and validate the inputs of a run; writes nothing except a dataset to the cache."""
     from osmosis_ai.config.execution import read_execution
     from osmosis_ai.controller.server_process import default_servers
@@ -258,7 +256,7 @@ def _served(agent: str) -> RolloutSource:
 
 
 def _dataset_file(
-    workspace: WorkspaceDirectory, name: str, explicit: Path | None, fetching: OpenNamedProgress | None
+    workspace: WorkspaceDirectory, name: str, explicit: Path | None, fetching: OpenNamedProgress
 ) -> tuple[Path, str]:
     """Return the given file, or else the workspace's or the platform's dataset of that name."""
     from osmosis_ai.api.credentials import require_credentials

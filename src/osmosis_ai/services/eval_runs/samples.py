@@ -198,12 +198,7 @@ def require_sliceable(columns: Sequence[str], dataset: Path, selection: Selectio
 def local_slices(run_dir: Path, dataset: Path, columns: Sequence[str]) -> tuple[RunSlice, ...]:
     if not columns:
         return ()
-
     return samples.run_slices(replace(read_local_samples(run_dir), open_dataset=lambda: dataset), columns)
-
-
-def platform_slices(client: PlatformClient, name: str, columns: Sequence[str]) -> tuple[RunSlice, ...]:
-    return samples.run_slices(find_run_samples(f"platform:{name}", client=lambda: client), columns)
 
 
 def compare(

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from osmosis_ai.cli.output.context import current
@@ -22,13 +21,11 @@ T = TypeVar("T")
 
 
 @contextmanager
-def platform_context(
-    start: Path | None = None, *, require_scaffold: bool = True
-) -> Iterator[PlatformContext]:
+def platform_context() -> Iterator[PlatformContext]:
     """Open the context of a command about a workspace; see :func:`osmosis_ai.services.context.open_context`."""
     from osmosis_ai.services.context import open_context
 
-    with open_context(start, require_scaffold=require_scaffold, warn=current().warn) as context:
+    with open_context(warn=current().warn) as context:
         yield context
 
 
@@ -43,14 +40,14 @@ def platform_anywhere() -> Iterator[tuple[PlatformClient, dict[str, Any]]]:
 
 
 @contextmanager
-def platform_when_needed(start: Path | None = None) -> Iterator[Callable[[], PlatformClient]]:
+def platform_when_needed() -> Iterator[Callable[[], PlatformClient]]:
     """Yield a function that connects to the platform at its first call, so local runs need no login."""
     with ExitStack() as held:
         opened: list[PlatformClient] = []
 
         def connect() -> PlatformClient:
             if not opened:
-                opened.append(held.enter_context(platform_context(start)).client)
+                opened.append(held.enter_context(platform_context()).client)
             return opened[0]
 
         yield connect

@@ -50,19 +50,11 @@ class Checkout:
 
 
 @dataclass(frozen=True)
-class PlatformContext:
-    """A checkout, its login, and a client for both."""
+class PlatformContext(Checkout):
+    """A checkout with its login, and a client for both."""
 
-    checkout: Checkout
     credentials: Credentials
     client: PlatformClient
-
-    @property
-    def workspace(self) -> WorkspaceDirectory:
-        return self.checkout.workspace
-
-    def resource(self) -> dict[str, Any]:
-        return self.checkout.resource()
 
 
 def find_checkout(start: Path | None = None, *, require_scaffold: bool = True) -> Checkout:
@@ -97,7 +89,7 @@ def open_context(
     checkout = find_checkout(start, require_scaffold=require_scaffold)
     credentials = require_credentials()
     with open_client(checkout, credentials, warn=warn) as client:
-        yield PlatformContext(checkout, credentials, client)
+        yield PlatformContext(checkout.workspace, checkout.git, credentials, client)
 
 
 @contextmanager

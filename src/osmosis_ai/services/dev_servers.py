@@ -53,7 +53,7 @@ def prepare_dev_server(
         "entrypoint": _ENTRYPOINT,
         "ttl_hours": ttl_hours,
     }
-    doubt = check_pinned_commit(workspace.root, state.head, context.checkout.git)
+    doubt = check_pinned_commit(workspace.root, state.head, context.git)
     return PreparedDevServer(body, state.dirty, doubt)
 
 

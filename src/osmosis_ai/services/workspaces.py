@@ -98,7 +98,7 @@ def current_workspace(start: Path | None = None, *, warn: Warn = log_warning) ->
     with open_context(start, require_scaffold=False, warn=warn) as context:
         verified = context.client.verify()
     if verified.workspace is None:
-        git, url = context.checkout.git, context.credentials.platform_url
+        git, url = context.git, context.credentials.platform_url
         raise NotFoundError(
             f"The repository {git.identity} belongs to no workspace of yours on {url}.",
             details=context.resource(),

@@ -250,7 +250,7 @@ def prepare_submission(
     verdict = ask_platform(context, _body(loaded, stand_ins(supplied)))
     # Configs are sent in the request, so changes in them do not matter.
     state = read_git_state(context.workspace.root, ignored="configs")
-    git = context.checkout.git
+    git = context.git
     doubts += [
         imported.problem,
         unused_values(loaded.secrets, secret_values),

@@ -169,7 +169,7 @@ def finished_demo(maze: Maze) -> None:
             ConversationStep(2, "assistant", "", exchanges=[call]),
             ConversationStep(3, "assistant", "#### 506"),
         ]
-        trajectory = results / "trajectories" / "row_0_run_0.json"
+        conversation = Conversation(steps, facts={"label": "506"})
         estimates = {
             "counts": {"planned": 400, "scored": 400},
             "pass_rate": {"value": 0.4175, "low": 0.369, "high": 0.468},
@@ -181,7 +181,7 @@ def finished_demo(maze: Maze) -> None:
             results=results,
             metrics={"summary": {}, "estimates": estimates},
             complete=True,
-            sample=DemoSample(0, 0, 1.0, "506", Conversation(steps), trajectory),
+            sample=DemoSample(0, 0, 1.0, conversation),
             run={"run_name": "demo", "metrics": {}},
         )
         return DemoOutcome(evaluation)

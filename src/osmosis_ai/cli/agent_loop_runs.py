@@ -45,7 +45,7 @@ class BlockedLoopError(OsmosisError):
     """An agent blocks the event loop."""
 
 
-class LiveRows(GracefulStop):
+class LiveRows(GracefulStop, RunHooks):
     """Writes a line for each row, in order; a context manager around the test."""
 
     def __init__(self, output: OutputContext, *, quiet: bool, timeout_s: float) -> None:

@@ -262,7 +262,7 @@ def _run_rows(request: AgentTestRequest, *, quiet: bool) -> AgentTestOutcome:
             f"row{'s' if prepared.total > 1 else ''} of {request.dataset} with {request.model}"
         )
     with LiveRows(current(), quiet=quiet, timeout_s=request.timeout_s) as live:
-        return event_loop.run(run_agent_test(prepared, live))
+        return event_loop.run(run_agent_test(prepared, live, row_ended=live.row_ended))
 
 
 def _step_through(request: AgentTestRequest) -> AgentTestOutcome:

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import MissingExtraError, OsmosisError
 from osmosis_ai.evaluation.agent_loop.inputs import (
@@ -31,6 +31,7 @@ from osmosis_ai.rollout.validator import validate_agent_loop
 
 if TYPE_CHECKING:  # `validate` needs neither a model nor a server
     from osmosis_ai.evaluation.agent_loop.interactive import SessionTerminal
+    from osmosis_ai.evaluation.hooks import RunHooks
     from osmosis_ai.llm.client import ModelClient
     from osmosis_ai.llm.providers import ModelEndpoint
     from osmosis_ai.rollout.server.serve import AgentServer, ServeOptions
@@ -212,16 +213,6 @@ class PreparedAgentTest:
                     write_results(request.output, outcome.to_json())
 
 
-class AgentTestHooks(Protocol):
-    """Observes a test: its start, with a function that stops it, each row in order, and its end."""
-
-    def started(self, interrupt: Callable[[], None]) -> None: ...
-
-    def row_ended(self, number: int, total: int, result: LocalRunResult) -> None: ...
-
-    def ended(self) -> None: ...
-
-
 @dataclass
 class AgentTestOutcome:
     """The results of the rows: the entries of the results file, and the failed rows with the reason.
@@ -290,8 +281,13 @@ def prepare_agent_test(request: AgentTestRequest) -> PreparedAgentTest:
     return PreparedAgentTest(request, agent, reader, total)
 
 
-async def run_agent_test(prepared: PreparedAgentTest, hooks: AgentTestHooks) -> AgentTestOutcome:
-    """Run every row; an interrupted test keeps the finished rows."""
+async def run_agent_test(
+    prepared: PreparedAgentTest, hooks: RunHooks, *, row_ended: Callable[[int, int, LocalRunResult], None]
+) -> AgentTestOutcome:
+    """Run every row; an interrupted test keeps the finished rows.
+
+    ``row_ended`` receives the number of finished rows, the number of all rows, and the result of each row in order.
+    """
     from osmosis_ai.controller.dispatcher import Dispatcher, Stop
     from osmosis_ai.evaluation.agent_loop.llm_client import ExternalLLMClient
 
@@ -311,7 +307,7 @@ async def run_agent_test(prepared: PreparedAgentTest, hooks: AgentTestHooks) -> 
             # Rows are reported in order.
             while (result := finished.pop(request.offset + len(outcome.rows), None)) is not None:
                 outcome.add(result)
-                hooks.row_ended(len(outcome.rows), prepared.total, result)
+                row_ended(len(outcome.rows), prepared.total, result)
             return True
 
         rows = enumerate(prepared.reader.iter_rows(request.limit, request.offset), start=request.offset)

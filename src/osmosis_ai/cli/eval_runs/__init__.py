@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -714,13 +714,7 @@ def export(
     return OperationResult(
         operation="eval.export",
         message=f"Exported {amount(done.samples, 'attempt')} of {done.run} to {shown_path(done.path)}",
-        resource={
-            "run": done.run,
-            "format": done.format,
-            "path": str(done.path),
-            "samples": done.samples,
-            "progress": done.progress,
-        },
+        resource=asdict(done),
     )
 
 

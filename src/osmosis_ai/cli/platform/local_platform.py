@@ -113,11 +113,11 @@ def local_platform(config: PlatformConfig | None = None) -> Iterator[LocalPlatfo
 
 
 def fields(row: object, *names: str, **more: Any) -> dict[str, Any]:
-    """Return attributes of a row of the database, and ``more``, as scripts see them."""
+    """Return attributes of a row of the database, and ``more``, with moments as scripts see them."""
     values = {name: getattr(row, name) for name in names} | more
-    return {name: iso(value) if isinstance(value, datetime) else value for name, value in values.items()}
-
-
-def iso(moment: datetime | None) -> str | None:
-    """Return a moment as the wire spells it."""
-    return moment.isoformat(timespec="seconds").replace("+00:00", "Z") if moment is not None else None
+    return {
+        name: value.isoformat(timespec="seconds").replace("+00:00", "Z")
+        if isinstance(value, datetime)
+        else value
+        for name, value in values.items()
+    }

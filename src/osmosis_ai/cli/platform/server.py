@@ -7,7 +7,7 @@ import math
 import os
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -30,13 +30,14 @@ from osmosis_ai.cli.output.results import (
     Styled,
     Timestamp,
 )
-from osmosis_ai.cli.platform.local_platform import fields, iso, local_platform, platform_extra
+from osmosis_ai.cli.platform.local_platform import fields, local_platform, platform_extra
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.files import is_read_by_all
 from osmosis_ai.ui.numbers import amount
 
 if TYPE_CHECKING:
     from osmosis_ai.platform.config import PlatformConfig
+    from osmosis_ai.platform.db.tables import DbKnownWorker
     from osmosis_ai.platform.server import RunningPlatform
 
 
@@ -268,7 +269,7 @@ def status() -> DetailResult:
         )
     state, problems = _state(process.local_url)
     # Only the same release can read the database.
-    workers = _workers(config) if (state, process.version) == ("running", __version__) else []
+    known = _workers(config) if (state, process.version) == ("running", __version__) else []
     cluster: dict[str, Any] | None = None
     if process.ray is not None:
         from osmosis_ai.platform.ray_jobs import cluster_problem
@@ -292,10 +293,10 @@ def status() -> DetailResult:
         ("Version", process.version),
         ("Data", str(config.home)),
         *[row for row in optional if row[1]],
-        *[("Worker", _describe_worker(worker)) for worker in workers[:_MOST_SHOWN]],
+        *[("Worker", _describe_worker(*worker)) for worker in known[:_MOST_SHOWN]],
     ]
-    if len(workers) > _MOST_SHOWN:
-        rows.append(("Workers", f"{len(workers)} in total, all with --json"))
+    if len(known) > _MOST_SHOWN:
+        rows.append(("Workers", f"{len(known)} in total, all with --json"))
     return DetailResult(
         title="Platform",
         data={
@@ -305,47 +306,44 @@ def status() -> DetailResult:
             "problems": problems,
             "home": str(config.home),
             "ray": cluster,
-            "workers": workers,
+            "workers": [
+                {
+                    **fields(worker, "machine", "pool", "labels", "cpus", "gpus", "memory_gb"),
+                    **fields(worker, "sandbox", "sandbox_problem", "seen_at", runs=runs, heard_at=heard_at),
+                }
+                for worker, runs, heard_at in known
+            ],
         },
         rows=rows,
     )
 
 
-def _workers(config: PlatformConfig) -> list[dict[str, Any]]:
-    """Return the workers with a valid token."""
+def _workers(config: PlatformConfig) -> list[tuple[DbKnownWorker, int, datetime]]:
+    """Return the workers with a valid token, with their active shards and when last seen."""
     try:
         with local_platform(config) as platform:
-            known = list(platform.worker_access.known.all())
+            return platform.worker_access.known.all()
     except ConflictError as error:
         current().warn(f"Workers are not shown: {error.message} ({error.hint})", code="OTHER_DATABASE")
         return []
-    return [
-        {
-            **fields(worker, "machine", "pool", "labels", "cpus", "gpus", "memory_gb"),
-            **fields(worker, "sandbox", "sandbox_problem", "seen_at"),
-            "runs": runs,
-            "heard_at": iso(heard_at),
-        }
-        for worker, runs, heard_at in known
-    ]
 
 
-def _describe_worker(worker: Mapping[str, Any]) -> str:
+def _describe_worker(worker: DbKnownWorker, runs: int, heard_at: datetime) -> str:
     """Return a worker's resources and activity, in one line."""
     has = [
-        f"{worker[key]:g} {unit}{'s' if unit != 'GiB' and worker[key] != 1 else ''}"
-        for key, unit in (("cpus", "CPU"), ("gpus", "GPU"), ("memory_gb", "GiB"))
-        if worker[key]
+        f"{number:g} {unit}{'s' if unit != 'GiB' and number != 1 else ''}"
+        for number, unit in ((worker.cpus, "CPU"), (worker.gpus, "GPU"), (worker.memory_gb, "GiB"))
+        if number
     ]
-    if worker["sandbox"] is not None:
-        has.append("sandbox" if worker["sandbox"] else "no sandbox")
-    labels = f" [{', '.join(worker['labels'])}]" if worker["labels"] else ""
-    name, runs = formats.one_line(worker["machine"] or "unnamed"), worker["runs"]
+    if worker.sandbox is not None:
+        has.append("sandbox" if worker.sandbox else "no sandbox")
+    labels = f" [{', '.join(worker.labels)}]" if worker.labels else ""
     does = f"executing {amount(runs, 'run')}" if runs else "idle"
-    silence = datetime.now(timezone.utc) - datetime.fromisoformat(worker["heard_at"].replace("Z", "+00:00"))
+    silence = datetime.now(timezone.utc) - heard_at
     if silence > _SILENT:
         does = f"last seen {formats.duration(silence.total_seconds())} ago"
-    return f"{name} of {worker['pool']}{labels}: {', '.join(has)}; {does}, last request {formats.date(worker['seen_at'])}"
+    name, seen = formats.one_line(worker.machine or "unnamed"), formats.date(worker.seen_at)
+    return f"{name} of {worker.pool}{labels}: {', '.join(has)}; {does}, last request {seen}"
 
 
 def _state(local_url: str | None) -> tuple[str, dict[str, str]]:

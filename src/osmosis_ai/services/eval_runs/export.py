@@ -26,8 +26,8 @@ class Export:
     """A written export; ``progress`` describes how complete the run was."""
 
     run: str
-    path: Path
     format: ExportFormat
+    path: Path
     samples: int
     progress: str
 
@@ -55,7 +55,7 @@ def export_run(
     write = writers[export_format]
     if target == Path("-"):
         count = write(run, sys.stdout.buffer)
-        return Export(run.name, target, export_format, count, run.progress)
+        return Export(run.name, export_format, target, count, run.progress)
     name = f"{run.directory.name}{EXTENSIONS[export_format]}"
     if target is None:
         path = Path(name)
@@ -76,4 +76,4 @@ def export_run(
             count = write(run, handle)
     except OSError as error:
         raise OsmosisError(f"'{path}' cannot be written: {error.strerror or error}.") from error
-    return Export(run.name, path, export_format, count, run.progress)
+    return Export(run.name, export_format, path, count, run.progress)

@@ -153,11 +153,6 @@ FORMATS = "hermes, qwen3_coder, mistral, deepseek, llama3_json, pythonic"
             'requires `backend = "local"`',
         ),
         (
-            f"[advanced]\n{TINKER}{HERE}tinker_server = 'other'\nmax_staleness = 1",
-            "advanced.max_staleness",
-            "`cispo`",
-        ),
-        (
             f"[sampling]\nrollout_top_p = 0.9\n[advanced]\n{TINKER}{HERE}",
             "sampling.rollout_top_p",
             "must be 1.0",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -62,3 +65,7 @@ def one_step(run_dir: Path, records: list[StepRecord]) -> tuple[list[dict[str, A
     ]
     weights = run_dir / "checkpoints" / "step-00000001" / "adapter" / "adapter_model.safetensors"
     return curve, weights.read_bytes()
+
+
+if __name__ == "__main__":
+    asyncio.run(trainer(Path(sys.argv[1]), json.loads(sys.argv[2])).run())

@@ -49,13 +49,6 @@ MOST_REPLACED = 3
 """The most groups that a step replaces with `refill`, as a multiple of `rollout_batch_size`."""
 SOURCE_PREFIX = "run:"
 """The prefix of an evaluation's name in `sft_source`."""
-# Losses of the Tinker API by kind of server; of an unknown one only what every server has.
-_COMMON_LOSSES = frozenset({"cross_entropy", "importance_sampling"})
-TINKER_LOSSES: Mapping[str, frozenset[str]] = {
-    "skyrl": _COMMON_LOSSES | {"ppo", "cispo"},
-    "hosted": _COMMON_LOSSES | {"ppo", "cispo"},
-    "other": _COMMON_LOSSES,
-}
 
 MAY_CHANGE = "may change when a run resumes"
 """Marks a key of duration, frequency or location. A resumed run may change it, but no key that affects learning."""
@@ -264,11 +257,6 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
         return self.sft_source.removeprefix(SOURCE_PREFIX) if self.sft_source else None
 
     @property
-    def tinker_losses(self) -> frozenset[str]:
-        """Losses of the Tinker API that the chosen kind of server has."""
-        return TINKER_LOSSES[self.tinker_server]
-
-    @property
     def rollouts_per_step(self) -> int:
         """Attempts, or conversations of sft."""
         return self.rollout_batch_size * (self.n_samples_per_prompt if self.method == "rl" else 1)
@@ -397,10 +385,6 @@ def backend_problems(settings: TrainingSettings) -> dict[str, str]:
             problems[key] = 'requires `backend = "local"`'
     if settings.method == "sft":
         return problems
-    if settings.importance_cap and "cispo" not in settings.tinker_losses:
-        problems["max_staleness" if settings.max_staleness else "importance_cap"] = (
-            f'requires the loss `cispo`, which `tinker_server = "{settings.tinker_server}"` may not support'
-        )
     if settings.loss_type == "gspo":
         problems["loss_type"] = "must be grpo, dapo or dr_grpo: the Tinker API does not support gspo"
     if settings.kl_coef > 0:

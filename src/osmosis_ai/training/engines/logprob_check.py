@@ -69,11 +69,13 @@ class Probe:
     surprise_stderr: float
 
     def sentence(self) -> str:
-        return (
+        said = (
             f"over {self.tokens} sampled tokens, the log-probabilities differ by {self.mean_abs_gap:.2g} nats on average "
-            f"(signed: {self.mean_gap:+.2g} ± {self.gap_stderr:.1g}), and the excess surprise is {self.surprise:+.2g} ± "
-            f"{self.surprise_stderr:.1g} nats"
+            f"(signed: {self.mean_gap:+.2g} ± {self.gap_stderr:.1g})"
         )
+        if math.isinf(self.surprise_stderr):  # the learner's entropies are unknown
+            return said
+        return f"{said}, and the excess surprise is {self.surprise:+.2g} ± {self.surprise_stderr:.1g} nats"
 
     def require_agreement(self, *, float32: bool, truncated: bool = False, adapter: bool = False) -> None:
         """Refuse a distribution that differs from the learner's; with ``adapter``, it agreed before a change of it."""

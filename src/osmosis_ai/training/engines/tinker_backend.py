@@ -7,7 +7,11 @@ sums. The losses of the API that equal ours:
 
     policy loss without importance_cap    ppo
     with it, as max_staleness > 0 has     cispo, whose weight is min(ratio, cap)
-    cross-entropy (method = "sft")        cross_entropy, or importance_sampling at ratio 1
+    cross-entropy (method = "sft")        cross_entropy
+
+Servers differ in how they sum cross_entropy and what settings cispo has. At the policy's own log-probabilities, which a
+forward pass computes first, the gradient of importance_sampling is advantage times gradient of the log-probability on
+every server. With the weights of the tokens as advantages, this replaces both.
 
 Weights never pass through this process, except for the adapter of a saved checkpoint.
 """
@@ -23,7 +27,7 @@ import secrets
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -157,20 +161,24 @@ class TinkerServer:
 
 @dataclass(frozen=True)
 class _Loss:
-    """A loss of the API and its configuration."""
+    """A loss of the API and its configuration; ``at_policy`` takes it at the policy's own log-probabilities."""
 
     name: str
     config: dict[str, float] | None = None
+    at_policy: bool = False
 
 
 def api_loss(settings: TrainingSettings) -> _Loss:
     """Return the loss of the API that equals the settings' one."""
-    if settings.method == "sft":
-        # SkyRL's JAX backend divides each conversation's cross-entropy by its number of tokens.
-        return _Loss("importance_sampling" if settings.tinker_server == "skyrl" else "cross_entropy")
-    if settings.importance_cap is not None:
-        return _Loss("cispo", {"clip_low_threshold": 0.0, "clip_high_threshold": settings.importance_cap})
-    if "ppo" not in settings.tinker_losses:  # every batch is learned from once, so the ratio is 1
+    server, cap = settings.tinker_server, settings.importance_cap
+    # SkyRL's JAX backend divides each conversation's cross-entropy by its number of tokens.
+    if settings.method == "sft" and server != "skyrl":
+        return _Loss("cross_entropy")
+    if settings.method == "rl" and cap is not None and server == "hosted":
+        return _Loss("cispo", {"clip_low_threshold": 0.0, "clip_high_threshold": cap})
+    if settings.method == "sft" or cap is not None:
+        return _Loss("importance_sampling", at_policy=True)
+    if server == "other":  # the ratio is 1: every batch is learned from once, by the policy that sampled it
         return _Loss("importance_sampling")
     low, high = 1 - settings.clip_low, 1 + settings.clip_high
     return _Loss("ppo", {"clip_low_threshold": max(0.0, low), "clip_high_threshold": high})
@@ -218,21 +226,20 @@ class TinkerLearner:
         from tinker import types
 
         settings, loss = self.settings, self._loss
-        if settings.method == "sft" and loss.name == "importance_sampling":
-            # At the policy's own log-probabilities, its gradient is that of the cross-entropy.
-            scored = zip(sequences, self.logprobs(sequences), strict=True)
-            sequences = [replace(sequence, logprobs=logprobs) for sequence, logprobs in scored]
         rows, rollouts = training_rows(sequences, advantages)
         if not rows:
             return StepMetrics(updates=self.updates)
         totals = batch_totals(rows, rollouts, settings.max_response_length)
-        data = [self._datum(row, totals, len(rows)) for row in rows]
+        references = self._forward(rows) if loss.at_policy else [row.logprobs[1:] for row in rows]
+        data = [
+            self._datum(row, reference, totals, len(rows))
+            for row, reference in zip(rows, references, strict=True)
+        ]
         done = self._result(
             lambda: self.client.forward_backward(data, loss.name, loss.config),
             "could not compute the gradient",
         )
-        logprobs = [_logprobs(output) for output in done.loss_fn_outputs]
-        metrics = self._metrics(rows, logprobs, totals, policy_version)
+        metrics = self._metrics(rows, self._logprobs(done, rows), totals, policy_version)
         rate = warmed_up(settings.lr, self.updates, settings.warmup_steps)
         adam = types.AdamParams(
             learning_rate=rate,
@@ -249,7 +256,10 @@ class TinkerLearner:
             metrics, updates=self.updates, learning_rate=rate, grad_norm=norms[0] if norms else None
         )
 
-    def _datum(self, row: TrainingRow, totals: BatchTotals, sequences: int) -> tinker.Datum:
+    def _datum(
+        self, row: TrainingRow, reference: Sequence[float], totals: BatchTotals, sequences: int
+    ) -> tinker.Datum:
+        """Return a row whose ratios are relative to the log-probabilities ``reference``."""
         settings = self.settings
         mask_1T = torch.tensor([row.mask[1:]], dtype=torch.float32)
         if settings.method == "sft":
@@ -259,7 +269,11 @@ class TinkerLearner:
             shares_T = row.advantage * token_weights(settings.loss_type, mask_1T, lengths_1, totals)[0]
         if self._loss.name == "cross_entropy":
             return _datum(row, weights=shares_T)
-        inputs = {"logprobs": torch.tensor(row.logprobs[1:], dtype=torch.float32)}
+        reference_T = torch.tensor(reference, dtype=torch.float32)
+        if self._loss.at_policy and settings.method == "rl":
+            importance_T = (reference_T - torch.tensor(row.logprobs[1:])).exp()
+            shares_T = shares_T * importance_T.clamp(max=settings.importance_cap)
+        inputs = {"logprobs": reference_T}
         if settings.tinker_server == "skyrl":
             # SkyRL's FSDP and Megatron backends sum the weighted losses. Its JAX backend divides the sum of each
             # sequence by that of its weights, and takes the mean over sequences. With these weights, both are equal.
@@ -280,10 +294,6 @@ class TinkerLearner:
         is_rl = settings.method == "rl"
         sums, largest = StepSums.zeros(torch.device("cpu")), 0.0
         for row, values in zip(rows, logprobs, strict=True):
-            if len(values) != len(row.ids) - 1:
-                raise SessionLostError(
-                    f"{place} returned {len(values)} log-probabilities for {len(row.ids) - 1} tokens."
-                )
             batch = collate([row], torch.device("cpu"))
             current_1K = torch.tensor([values], dtype=torch.float32)[:, batch.columns_K]
             if not bool(torch.isfinite(current_1K).all()):
@@ -323,17 +333,30 @@ class TinkerLearner:
         rows, _ = training_rows(sequences, [0.0] * len(sequences))
         if not rows:
             return [[0.0] * len(sequence.ids) for sequence in sequences]
-        data = [_datum(row, weights=torch.tensor(row.mask[1:], dtype=torch.float32)) for row in rows]
-        done = self._result(lambda: self.client.forward(data, "cross_entropy"), "could not score tokens")
-        found = iter(done.loss_fn_outputs)
+        found = iter(self._forward(rows))
         scored = []
         for sequence in sequences:
             values = [0.0] * len(sequence.ids)
             if sum(sequence.mask[1:]):
-                for place, value in enumerate(_logprobs(next(found)), start=1):
+                for place, value in enumerate(next(found), start=1):
                     values[place] = value if sequence.mask[place] else 0.0
             scored.append(values)
         return scored
+
+    def _forward(self, rows: Sequence[TrainingRow]) -> list[list[float]]:
+        data = [_datum(row, weights=torch.tensor(row.mask[1:], dtype=torch.float32)) for row in rows]
+        done = self._result(lambda: self.client.forward(data, "cross_entropy"), "could not score tokens")
+        return self._logprobs(done, rows)
+
+    def _logprobs(self, done: tinker.ForwardBackwardOutput, rows: Sequence[TrainingRow]) -> list[list[float]]:
+        """Return the log-probability of each predicted token, whether it was sampled or not."""
+        found = [output["logprobs"].tolist() for output in done.loss_fn_outputs]
+        if (counts := [len(values) for values in found]) != [len(row.ids) - 1 for row in rows]:
+            tokens = sum(len(row.ids) - 1 for row in rows)
+            raise SessionLostError(
+                f"{self.server.place} returned {sum(counts)} log-probabilities for {tokens} tokens."
+            )
+        return found
 
     def scores(self, sequences: Sequence[TokenSequence]) -> list[SequenceScores]:
         return [SequenceScores(values, None, None) for values in self.logprobs(sequences)]
@@ -400,11 +423,6 @@ def _datum(row: TrainingRow, **inputs: Tensor) -> tinker.Datum:
         model_input=types.ModelInput.from_ints(list(row.ids[:-1])),
         loss_fn_inputs={name: types.TensorData.from_torch(values) for name, values in given.items()},
     )
-
-
-def _logprobs(output: Mapping[str, Any]) -> list[float]:
-    values: list[float] = output["logprobs"].tolist()
-    return values
 
 
 def unpack_adapter(archive: BinaryIO, directory: Path, model_path: str) -> None:

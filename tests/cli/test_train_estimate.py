@@ -83,6 +83,10 @@ def test_sharded_model(estimate: Estimate, big_model: str) -> None:
     assert shared["parts_bytes"]["weights"] == alone["parts_bytes"]["weights"] / 4
     lines = estimate(big_model, "--gpu-memory", "16GB", more=split, plain=True)
     assert " on each of 4 GPUs, " in lines and "Gathered layers" in lines
+    assert "  needs 15.3 GB more for the weights" in lines
+    several = split.replace('"http://gpu:8000"', '["http://gpu:8000", "http://gpu:8001"]')
+    lines = estimate(big_model, "--gpu-memory", "16GB", more=several, plain=True)
+    assert "  2 servers, each of which needs 15.3 GB more for the weights" in lines
     assert "shard_model with several GPUs" in estimate(
         big_model, "--gpu-memory", "16GB", more=vllm, plain=True
     )

@@ -132,6 +132,22 @@ FORMATS = "hermes, qwen3_coder, mistral, deepseek, llama3_json, pythonic"
         ),
         (f"[advanced]\n{VLLM}vllm_url = 'http://a'\nvllm_command = 'v'", "advanced.policy_engine", "either"),
         (f"[advanced]\n{VLLM}vllm_url = 'a:1'", "advanced.vllm_url", "begin with http://"),
+        (f"[advanced]\n{VLLM}vllm_url = ['http://a', 'b']", "advanced.vllm_url", "begin with http://"),
+        (f"[advanced]\n{VLLM}vllm_url = []", "advanced.vllm_url", "at least one server"),
+        (f"[advanced]\n{VLLM}vllm_url = ['http://a', 'http://a/']", "advanced.vllm_url", "a server twice"),
+        (f"[advanced]\n{VLLM}vllm_url = 'http://u:p@h'", "advanced.vllm_url", "name or password"),
+        (f"[advanced]\n{VLLM}vllm_url = 'http://['", "advanced.vllm_url", "is not a valid URL"),
+        (f"[advanced]\n{VLLM}vllm_replicas = 0", "advanced.vllm_replicas", "at least 1"),
+        (
+            f"[advanced]\n{VLLM}vllm_url = 'http://a'\nvllm_replicas = 2",
+            "advanced.vllm_replicas",
+            "list several running ones in `vllm_url`",
+        ),
+        (
+            f"[advanced]\n{TORCH}vllm_replicas = 2",
+            "advanced.vllm_replicas",
+            'requires `policy_engine = "vllm"`',
+        ),
         (
             "[advanced]\ntinker_url = 'http://localhost:1'",
             "advanced.tinker_url",
@@ -182,6 +198,7 @@ def test_an_unusable_setting_is_an_error_with_its_key(text: str, key: str, words
         ({}, 5 * 10**8, "torch"),
         ({"policy_engine": "torch"}, 8 * 10**9, "torch"),
         ({"vllm_url": "http://a"}, 10**6, "vllm"),
+        ({"vllm_replicas": 2}, 10**6, "vllm"),
     ],
 )
 def test_the_engine_on_a_gpu_follows_the_size_of_the_model(settings, parameters, engine) -> None:

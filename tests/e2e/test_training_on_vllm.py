@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from osmosis_ai.errors import OsmosisError
 from tests.e2e.platform_process import child_of
@@ -48,7 +50,7 @@ class Watching(TrainingHooks):
             os.killpg(self.server, signal.SIGKILL)
 
 
-def trainer(run_dir: Path, hooks: TrainingHooks, command: list[str]) -> Trainer:
+def trainer(run_dir: Path, hooks: TrainingHooks, command: list[str], **changes: object) -> Trainer:
     settings = {
         "lr": 2e-3,
         "rollout_batch_size": 3,
@@ -60,6 +62,7 @@ def trainer(run_dir: Path, hooks: TrainingHooks, command: list[str]) -> Trainer:
         "policy_engine": "vllm",
         "vllm_command": command,
         "vllm_args": ["--seed", "1"],
+        **changes,
     }
     environ = {**os.environ, "PYTHONPATH": str(WORKSPACE), "VLLM_API_KEY": "of another server"}
     made_by = {"commit_sha": "4be1" * 10}
@@ -95,13 +98,19 @@ async def test_a_policy_is_trained_on_a_server_that_is_started_for_it_and_ends_w
     assert made_by["metrics"] == summary.records[-1].metrics
 
 
-async def test_a_server_that_is_killed_is_started_again_and_goes_on_with_the_same_policy(tmp_path):
+@pytest.mark.parametrize(
+    ("replicas", "note"),
+    [(1, r"the vLLM server ended \({}\)\. {}"), (2, r"vLLM server [12] ended \({}\)\. {} 1 of 2 engines .*")],
+)
+async def test_a_server_that_is_killed_is_started_again_and_continues_with_the_same_policy(
+    tmp_path, replicas, note
+):
     run_dir = tmp_path / "run"
     hooks = Watching(run_dir, kill_after=1)
-    summary = await trainer(run_dir, hooks, standin()).run()
-    assert [note for note in hooks.notes if "signal 9" in note] == [
-        "the vLLM server ended (signal 9, as when the machine has no memory left). Starting it again."
-    ]
+    summary = await trainer(run_dir, hooks, standin(), vllm_replicas=replicas).run()
+    [killed] = [note for note in hooks.notes if "signal 9" in note]
+    how = r"signal 9, as when the machine has no memory left"
+    assert re.fullmatch(note.format(how, r"Starting it again\."), killed)
     assert max(value for _, value in series(summary.records, "train/logprob_gap_max")) < 1e-4
     assert summary.steps_done == STEPS
     assert all(not record.unscored for record in summary.records)
@@ -120,3 +129,13 @@ async def test_a_server_that_does_not_start_ends_the_run_with_its_last_words(com
         await trainer(tmp_path / "run", hooks, command).run()
     assert words in str(caught.value)
     assert "engine-server.log" in str(caught.value)
+
+
+async def test_fewer_gpus_than_servers_are_refused_before_the_model_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr("osmosis_ai.training.runs.trainer.visible_gpus", lambda _environ: ["0", "1"])
+    monkeypatch.setattr(
+        "osmosis_ai.training.learner.distributed.local_device", lambda _device: torch.device("cuda")
+    )
+    message = r"vllm_replicas = 2 needs 3 GPUs with the learner's, and this machine has 2\."
+    with pytest.raises(OsmosisError, match=message):
+        await trainer(tmp_path / "run", TrainingHooks(), standin(), vllm_replicas=2).run()

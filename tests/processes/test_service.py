@@ -173,6 +173,19 @@ async def test_revive(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
+async def test_revive_unresponsive(tmp_path: Path) -> None:
+    notes: list[str] = []
+    async with Service(announcing(tmp_path, READY, restarts=1)) as service:
+        pid = service.pid
+        assert await service.revive(notes.append, unresponsive=True)
+        assert service.pid != pid
+        assert not alive(pid)
+        with pytest.raises(ServiceDiedError, match=r"^the thing died 2 times"):
+            await service.revive(notes.append, unresponsive=True)
+    assert notes == ["the thing does not respond. Starting it again."]
+
+
+@pytest.mark.integration
 async def test_cancelled_start(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     source = f"import os, time\nprint(os.getpid(), flush=True)\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.02)\n"

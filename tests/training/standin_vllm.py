@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from aiohttp import web
 from osmosis_ai.inference.engine import ContinuousBatch, Generation, InferenceEngine, SampledToken
 from osmosis_ai.inference.model import Model, load_adapted_model
 from osmosis_ai.inference.openai_api import TokenFeed
+from osmosis_ai.training.engines.adapter_upload import AdapterUpload
 from osmosis_ai.training.engines.vllm_engine import VllmEngine
 from tests.training.policy_world import END, MODEL_DIR
 from tests.training.truncating_model import with_parameters
@@ -36,6 +37,8 @@ class StandInVllm:
         fail: statuses to answer the next requests with.
         change: edits every completion before it is sent.
         hold: completions wait for it.
+        silent: accepts requests and answers none.
+        upload: the middleware that receives adapters.
         generation_config: the model's, which fills in what a request leaves out.
         forced: what every request is given, whatever it says.
     """
@@ -49,8 +52,11 @@ class StandInVllm:
     hold: asyncio.Event | None = None
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""
+    kill: Callable[[], Awaitable[None]] | None = None
     served_as: str = "base"
     key: str = KEY
+    silent: bool = False
+    upload: AdapterUpload | None = None
     generation_config: dict[str, Any] = field(default_factory=dict)
     forced: dict[str, Any] = field(default_factory=dict)
 
@@ -58,6 +64,8 @@ class StandInVllm:
         self._model = Model.load(MODEL_DIR)
 
     async def models(self, _request: web.Request) -> web.Response:
+        if self.silent:
+            await asyncio.Event().wait()
         return web.json_response({"object": "list", "data": [{"id": self.served_as, "max_model_len": 512}]})
 
     async def completions(self, request: web.Request) -> web.Response:
@@ -67,6 +75,8 @@ class StandInVllm:
         self.arrived.set()
         if self.fail:
             return web.json_response({"error": {"message": "not now"}}, status=self.fail.pop(0))
+        if self.silent:
+            await asyncio.Event().wait()
         if self.hold:
             await self.hold.wait()
         if body["model"] not in (self.served_as, *self.loaded):
@@ -102,8 +112,29 @@ class StandInVllm:
             return web.json_response({"error": {"message": "unknown path"}}, status=404)
         assert (Path(body["lora_path"]) / "adapter_config.json").is_file()
         assert body["is_3d_lora_weight"] is True
+        if body["lora_name"] in self.loaded:
+            message = f"The lora adapter '{body['lora_name']}' has already been loaded."
+            return web.json_response({"error": {"message": message}}, status=400)
         self.loaded[body["lora_name"]] = body["lora_path"]
         return web.Response(text=f"Success: LoRA adapter '{body['lora_name']}' added successfully.")
+
+    async def uploads(self, request: web.Request) -> web.Response:
+        """Answer with the middleware, an ASGI application."""
+        if self.upload is None:
+            return web.Response(status=404)
+        headers = [(name.lower().encode(), value.encode()) for name, value in request.headers.items()]
+        scope = {"type": "http", "method": request.method, "path": request.path, "headers": headers}
+        body, answered = await request.read(), []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": body}
+
+        async def send(message: dict[str, Any]) -> None:
+            answered.append(message)
+
+        await self.upload(scope, receive, send)
+        [start, content] = answered
+        return web.Response(status=start["status"], body=content["body"], content_type="application/json")
 
     async def unload(self, request: web.Request) -> web.Response:
         name = (await request.json())["lora_name"]
@@ -137,17 +168,21 @@ def application(server: StandInVllm) -> web.Application:
     app.router.add_get("/v1/models", server.models)
     app.router.add_post("/v1/completions", server.completions)
     app.router.add_post("/v1/load_lora_adapter", server.load)
+    app.router.add_route("*", "/osmosis/adapters{path:.*}", server.uploads)
     app.router.add_post("/v1/unload_lora_adapter", server.unload)
     return app
 
 
 @asynccontextmanager
-async def standing_in(kind: type[StandInVllm] = StandInVllm, **settings: Any) -> AsyncIterator[Any]:
+async def standing_in(
+    kind: type[StandInVllm] = StandInVllm, port: int = 0, **settings: Any
+) -> AsyncIterator[Any]:
     server = kind(**settings)
-    runner = web.AppRunner(application(server))
+    runner = web.AppRunner(application(server), shutdown_timeout=0.01)
     await runner.setup()
+    server.kill = runner.cleanup
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
         server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         yield server
     finally:
@@ -155,9 +190,10 @@ async def standing_in(kind: type[StandInVllm] = StandInVllm, **settings: Any) ->
         server.close()
 
 
-def connect(server: StandInVllm, adapters: Path, **changes: Any) -> VllmEngine:
+def connect(servers: StandInVllm | Sequence[StandInVllm], adapters: Path, **changes: Any) -> VllmEngine:
     settings: dict[str, Any] = {"model": "base", "api_key": KEY, "run": "r", **changes}
-    return VllmEngine(server.url, end_token_ids=frozenset({END}), adapters_dir=adapters, **settings)
+    urls = [each.url for each in ([servers] if isinstance(servers, StandInVllm) else servers)]
+    return VllmEngine(urls, end_token_ids=frozenset({END}), adapters_dir=adapters, **settings)
 
 
 @dataclass

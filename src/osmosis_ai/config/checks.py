@@ -285,7 +285,7 @@ def read_settings(
         values.setdefault("lr", TINY_MODEL_LR)
     settings = TrainingSettings(**values)
     # If one of these keys is invalid, the intended engine is unknown.
-    engine_keys = {"policy_engine", "vllm_url", "vllm_command", "rollout_top_p"}
+    engine_keys = {"policy_engine", "vllm_url", "vllm_command", "vllm_replicas", "rollout_top_p"}
     if is_rl and engine_keys.isdisjoint(issue.key.rpartition(".")[2] for issue in issues):
         problems = engine_problems(settings)
         issues += [Issue(f"{section_of[key]}.{key}", message) for key, message in problems.items()]

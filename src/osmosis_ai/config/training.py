@@ -6,7 +6,7 @@ this release's trainer. Lengths are in tokens, intervals in steps, timeouts in s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -155,8 +155,13 @@ class AdvancedSection(ConfigSection):
         "sampling engine: this process (torch) or a vLLM server (vllm); on a GPU, vllm is the default for models with at "
         "least 1 billion parameters",
     )
-    vllm_url: Annotated[str | None, MAY_CHANGE] = setting(
-        None, "URL of a running vLLM server, without /v1; the server needs access to the run's directory"
+    vllm_url: Annotated[str | list[str] | None, MAY_CHANGE] = setting(
+        None,
+        "URL of a running vLLM server, or of several, without /v1; they need access to the run's directory, or the "
+        "middleware that receives adapters",
+    )
+    vllm_replicas: Annotated[Count, MAY_CHANGE] = setting(
+        1, "number of vLLM servers that the run starts; they share the GPUs that the learner does not use"
     )
     vllm_command: Annotated[str | list[str] | None, MAY_CHANGE] = setting(
         None,
@@ -237,7 +242,7 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
             return values
         low, high = GSPO_CLIP
         implied = {"clip_low": low, "clip_high": high} if values.get("loss_type") == "gspo" else {}
-        if values.get("vllm_url") or values.get("vllm_command"):
+        if values.get("vllm_url") or values.get("vllm_command") or values.get("vllm_replicas", 1) != 1:
             values = {"policy_engine": "vllm", **values}
         is_corrected = values.get("policy_engine") == "vllm" or values.get("max_staleness")
         if is_corrected and values.get("method") != "sft":
@@ -250,6 +255,15 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
         if "policy_engine" in self.model_fields_set or is_small or self.rollout_top_p < 1:
             return self
         return type(self)(**self.model_dump(exclude_unset=True), policy_engine="vllm")
+
+    @property
+    def vllm_urls(self) -> list[str]:
+        """URLs of the running vLLM servers."""
+        return [self.vllm_url] if isinstance(self.vllm_url, str) else self.vllm_url or []
+
+    @property
+    def vllm_servers(self) -> int:
+        return len(self.vllm_urls) or self.vllm_replicas
 
     @property
     def source_run(self) -> str | None:
@@ -343,20 +357,40 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
 
 def engine_problems(settings: TrainingSettings) -> dict[str, str]:
     """Return, by key, the problems of settings that are valid individually but not in combination."""
-    places = {"vllm_url": settings.vllm_url, "vllm_command": settings.vllm_command}
-    named = [key for key, value in places.items() if value]
+    defaults = {"vllm_url": None, "vllm_command": None, "vllm_replicas": 1}
+    named = [key for key, default in defaults.items() if getattr(settings, key) != default]
     if settings.policy_engine == "torch":
         return dict.fromkeys(named, 'requires `policy_engine = "vllm"`')
     problems = {}
-    if len(named) == 2:
+    if {"vllm_url", "vllm_command"} <= set(named):
         problems["policy_engine"] = (
             "accepts either `vllm_url` (a running server) or `vllm_command` (starts one), not both"
         )
-    if settings.vllm_url and not settings.vllm_url.startswith(("http://", "https://")):
-        problems["vllm_url"] = "must begin with http:// or https://"
+    elif {"vllm_url", "vllm_replicas"} <= set(named):
+        problems["vllm_replicas"] = (
+            "is for servers that the run starts; list several running ones in `vllm_url`"
+        )
+    if settings.vllm_url is not None and (problem := _vllm_url_problem(settings.vllm_urls)):
+        problems["vllm_url"] = problem
     if settings.rollout_top_p < 1:
         problems["rollout_top_p"] = "must be 1.0 with vLLM, whose log-probabilities are those after top-p"
     return problems
+
+
+def _vllm_url_problem(urls: Sequence[str]) -> str | None:
+    if not urls:
+        return "must name at least one server"
+    if len({url.rstrip("/") for url in urls}) < len(urls):
+        return "must not name a server twice"
+    try:
+        parts = [urlsplit(url) for url in urls]
+    except ValueError:
+        return "is not a valid URL"
+    if any(url.scheme not in ("http", "https") or not url.hostname for url in parts):
+        return "must begin with http:// or https://"
+    if any("@" in url.netloc for url in parts):  # it would be shown in messages
+        return "must not contain a name or password; the key is `VLLM_API_KEY`"
+    return None
 
 
 def backend_problems(settings: TrainingSettings) -> dict[str, str]:
@@ -379,7 +413,13 @@ def backend_problems(settings: TrainingSettings) -> dict[str, str]:
         problems["tinker_url"] = (
             "must begin with https:// unless the server is on this machine, to protect the API key"
         )
-    only_local = {"vllm_url": None, "vllm_command": None, "learner_processes": 1, "shard_model": False}
+    only_local = {
+        "vllm_url": None,
+        "vllm_command": None,
+        "vllm_replicas": 1,
+        "learner_processes": 1,
+        "shard_model": False,
+    }
     for key, default in only_local.items():
         if getattr(settings, key) != default:
             problems[key] = 'requires `backend = "local"`'

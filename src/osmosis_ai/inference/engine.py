@@ -183,7 +183,7 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generation:
-    """A request for one continuation of one prompt."""
+    """A request for one continuation of one prompt; requests of one ``rollout`` share a prefix."""
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -192,6 +192,7 @@ class Generation:
     temperature: float = 1.0
     top_p: float = 1.0
     top_logprobs: int = 0
+    rollout: object | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,6 +167,7 @@ class ChatCompletion:
         model_name: str,
         fingerprint: str,
         finished: Callable[[int, AssistantReply], None] | None = None,
+        rollout: object | None = None,
     ) -> None:
         self._chat = chat
         self._request = request
@@ -187,6 +188,7 @@ class ChatCompletion:
                 temperature=1.0 if request.temperature is None else request.temperature,
                 top_p=1.0 if request.top_p is None else request.top_p,
                 top_logprobs=(request.top_logprobs or 0) if request.logprobs else 0,
+                rollout=rollout,
             )
             for choice in range(request.n or 1)
         ]

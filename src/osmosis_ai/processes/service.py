@@ -168,10 +168,12 @@ class Service:
         await self._read_output_end()
         return self._ended(ended.result(), "ended")
 
-    async def revive(self, note: Callable[[str], None] = lambda _: None) -> bool:
-        """Start it again if it does not run; return whether it was started."""
+    async def revive(
+        self, note: Callable[[str], None] = lambda _: None, *, unresponsive: bool = False
+    ) -> bool:
+        """Start it again if it does not run, or is ``unresponsive``; return whether it was started."""
         async with self._reviving:
-            failure = self.failure()
+            failure = self.failure() or (self._failed("late", "does not respond") if unresponsive else None)
             if failure is not None:
                 self.deaths.count += 1
                 if self.deaths.count > self.spec.restarts:

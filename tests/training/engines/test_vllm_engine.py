@@ -16,6 +16,7 @@ from osmosis_ai.errors import NetworkError, OsmosisError
 from osmosis_ai.inference.engine import EngineStoppedError, Generation, SampledToken
 from osmosis_ai.inference.model import Model
 from osmosis_ai.inference.openai_api import TokenFeed
+from osmosis_ai.training.engines.adapter_upload import ADAPTER_FILES
 from osmosis_ai.training.engines.vllm_engine import VllmEngine, VllmServer
 from tests.training.policy_world import END, MODEL_DIR
 from tests.training.standin_vllm import connect, sample, standing_in
@@ -37,7 +38,8 @@ class PublishablePolicy:
 
     def save_adapter(self, directory: Path, *, for_vllm: bool) -> None:
         directory.mkdir(parents=True)
-        (directory / "adapter_config.json").write_text("{}")
+        for name in ADAPTER_FILES:
+            (directory / name).write_text("{}")
 
 
 async def generated(engine: VllmEngine, *generations: Generation) -> list[list[SampledToken]]:

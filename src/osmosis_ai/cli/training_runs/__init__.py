@@ -125,7 +125,9 @@ def _estimate(found: EstimatedTraining, *, verbose: bool) -> Text:
     if memory.sessions_that_fit is not None:
         facts.append(("Parallel attempts", f"{memory.sessions_that_fit:,} at full length"))
     if settings.method == "rl" and not memory.serving_weights and model.layout is not None:
-        facts.append(("vLLM", f"needs {formats.size(2 * model.layout.parameters)} more for the weights"))
+        servers = f"{settings.vllm_servers} servers, each of which " if settings.vllm_servers > 1 else ""
+        size = formats.size(2 * model.layout.parameters)
+        facts.append(("vLLM", f"{servers}needs {size} more for the weights"))
     parts = sorted(memory.parts().items(), key=lambda part: -part[1])
     rows = [
         (_PARTS[name], formats.size(size), formats.percent(size / memory.total, digits=0))

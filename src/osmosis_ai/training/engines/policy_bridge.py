@@ -150,6 +150,7 @@ class PolicyBridge(ModelProxy):
             model_name=str(body.get("model") or self.model_path),
             fingerprint=f"fp_{self._engine.fingerprint[:12]}",
             finished=finished,
+            rollout=recording,
         )
 
     def _room(self, recording: Recording, prompt: Prompt) -> int:

@@ -5,6 +5,9 @@ and GPU tokenise alike. Every policy version is an adapter under a new name: vLL
 every request, and its prefix cache identifies adapters by name. A call keeps its initial version, and an old version is
 unloaded when its last call ends. A restarted server gets its adapter again.
 
+Several servers share the rollouts. All calls of a rollout go to one server, whose prefix cache has its earlier turns. A
+server that stops answering is restarted, or probed until it answers, while its rollouts continue on the others.
+
 A wrong option would only show as a policy that learns worse, so its samples are checked before the first step
 (:mod:`.logprob_check`), with the adapter and with a changed one. vLLM fills omitted parameters from the model's ``generation_config.json`` (Qwen3 samples from
 the 20 likeliest tokens at temperature 0.6), so every request sets all parameters. SGLang is not supported: its
@@ -15,13 +18,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import aiohttp
 import stamina
@@ -38,8 +44,9 @@ from osmosis_ai.inference.engine import (
 )
 from osmosis_ai.inference.openai_api import Cancellable
 from osmosis_ai.llm.transport import open_session
-from osmosis_ai.processes.service import Service, ServiceSpec, free_port
+from osmosis_ai.processes.service import Service, ServiceDiedError, ServiceSpec, free_port
 from osmosis_ai.sandbox.gpus import VISIBLE_ENV
+from osmosis_ai.training.engines.adapter_upload import ADAPTER_FILES, UPLOADS
 from osmosis_ai.training.engines.policy_engine import RemoteModel, RemotePolicyEngine
 
 if TYPE_CHECKING:
@@ -67,6 +74,7 @@ class VllmServer(Service):
         self,
         settings: TrainingSettings,
         *,
+        name: str = "the vLLM server",
         model: str,
         served_as: str,
         dtype: str,
@@ -105,7 +113,7 @@ class VllmServer(Service):
             ours.append(_MOE_OPTION)
         super().__init__(
             ServiceSpec(
-                name="the vLLM server",
+                name=name,
                 command=[*program, "serve", model, "--enable-lora", *ours, *settings.vllm_args],
                 env=env,
                 cwd=Path.cwd(),
@@ -124,12 +132,19 @@ logger = logging.getLogger(__name__)
 
 ATTEMPTS = 4
 REQUEST_TIMEOUT_S = 1800.0
+# Time limit for an answer to a probe; a server with running calls that misses two of them is lost.
+ANSWER_TIMEOUT_S = 30.0
+PROBE_INTERVAL_S = 10.0
 _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 _SEED_MASK = (1 << 63) - 1
 _MOE_OPTION = "--enable-mixed-moe-lora-format"
 _START = (
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --enable-lora --logprobs-mode processed_logprobs "
     "--generation-config vllm"
+)
+_LORA_HINT = (
+    f"start it with `{_START}`; a server that cannot read the run's directory also needs "
+    "`--middleware osmosis_ai.training.engines.adapter_upload.AdapterUpload`"
 )
 # The whole distribution at the temperature, as the learner computes it; and only our stop tokens end a turn.
 _UNTRUNCATED: Mapping[str, Any] = {
@@ -155,50 +170,210 @@ class _UnknownError(OsmosisError):
     """The server does not know the requested model or adapter."""
 
 
-class VllmEngine(RemotePolicyEngine):
-    """Serves the policy with a running vLLM server; an async context manager."""
+class _Replica:
+    """One vLLM server. Its methods raise NetworkError when it does not answer.
 
-    _http: aiohttp.ClientSession
+    ``recovery`` is the task that gets a lost server back, None while it answers; then ``loss`` is the reason.
+    """
+
+    _http: aiohttp.ClientSession | None = None
+    context_length: int
+    loss: OsmosisError
+    recovery: asyncio.Task[None] | None = None
+    # Requests without an answer so far.
+    waiting = 0
+
+    def __init__(self, server: VllmServer | str, model: str, api_key: str | None) -> None:
+        self.server = None if isinstance(server, str) else server
+        self.url = (server if isinstance(server, str) else server.url).rstrip("/")
+        self._model = model
+        key = api_key if self.server is None else self.server.api_key
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._loading = asyncio.Lock()
+        self._receives_adapters = False
+
+    async def open(self, note: Callable[[str], None], *, again: bool = False) -> None:
+        """Start the server if it is ours and does not run (``again``: in any case), and connect."""
+        if self.server is not None:
+            await self.server.revive(note, unresponsive=again)
+        self._http = open_session(timeout_s=REQUEST_TIMEOUT_S, headers=self._headers)
+        try:
+            self.context_length = await self._served_length()
+            if self.server is None:
+                self._receives_adapters = await self._has_uploads()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Disconnect, which ends the running requests."""
+        if self._http is not None:
+            await self._http.close()
+
+    async def load(self, adapter: Path) -> None:
+        path = str(adapter.resolve())
+        if self._receives_adapters:
+            for file in ADAPTER_FILES:
+                stored = await self.send("PUT", f"{UPLOADS}/{adapter.name}/{file}", file=adapter / file)
+                path = stored["path"]
+        # The last is read with _MOE_OPTION only.
+        body = {"lora_name": adapter.name, "lora_path": path, "is_3d_lora_weight": True}
+        await self.send("POST", "/v1/load_lora_adapter", body)
+
+    async def unload(self, name: str) -> None:
+        try:
+            await self.send("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+            if self._receives_adapters:
+                await self.send("DELETE", f"{UPLOADS}/{name}")
+        except OsmosisError as error:  # harmless: the server evicts unused adapters
+            logger.warning("the adapter %s could not be unloaded: %s", name, error.message)
+
+    async def complete(self, question: Mapping[str, Any], adapter: Path | None) -> dict[str, Any]:
+        """Return a completion; a server that was restarted gets the adapter again."""
+        try:
+            return await self.send("POST", "/v1/completions", question)
+        except _UnknownError:
+            if adapter is None:
+                raise
+        async with self._loading:  # only one of the failed calls loads the adapter again
+            try:
+                return await self.send("POST", "/v1/completions", question)
+            except _UnknownError:
+                await self.load(adapter)
+        return await self.send("POST", "/v1/completions", question)
+
+    async def probe(self) -> None:
+        """Disconnect if the server does not answer; its requests then fail."""
+        try:
+            try:
+                await self._served_length()
+            except NetworkError:
+                await self._served_length()
+        except OsmosisError:
+            await self.close()
+
+    async def _has_uploads(self) -> bool:
+        try:
+            await self.send("GET", UPLOADS)
+        except NetworkError:
+            raise
+        except OsmosisError:
+            return False
+        return True
+
+    async def _served_length(self) -> int:
+        listed = (await self.send("GET", "/v1/models", timeout_s=ANSWER_TIMEOUT_S)).get("data") or ()
+        for entry in listed:
+            if entry.get("id") == self._model and entry.get("max_model_len"):
+                return int(entry["max_model_len"])
+        names = ", ".join(f"`{entry.get('id')}`" for entry in listed)
+        raise OsmosisError(
+            f"vLLM at {self.url} does not serve `{self._model}`; it serves {names or 'nothing'}."
+        )
+
+    async def send(self, method: str, path: str, body: Any = None, **options: Any) -> dict[str, Any]:
+        """Send a request, with retries of transient errors; raise NetworkError without an answer."""
+        self.waiting += 1
+        try:
+            return await self._try(method, path, body, **options)
+        except _TransientError as error:
+            raise self._lost(error) from error
+        finally:
+            self.waiting -= 1
+
+    @stamina.retry(on=_TransientError, attempts=ATTEMPTS, timeout=None)
+    async def _try(
+        self, method: str, path: str, body: Any, *, file: Path | None = None, timeout_s: float | None = None
+    ) -> dict[str, Any]:
+        http = self._http
+        if http is None or http.closed:
+            raise self._lost("the connection was closed")
+        options: dict[str, Any] = {"json": body}
+        if timeout_s is not None:
+            options["timeout"] = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            with nullcontext() if file is None else file.open("rb") as content:
+                if content is not None:
+                    options = {"data": content}
+                async with http.request(method, self.url + path, **options) as response:
+                    text = await response.text()
+                    if response.status in _TRANSIENT:
+                        raise _TransientError(f"HTTP {response.status}: {text[:500]}")
+                    if response.status == 404 and isinstance(body, dict) and "model" in body:
+                        raise _UnknownError(
+                            f"vLLM at {self.url} does not know `{body['model']}`: {text[:500]}"
+                        )
+                    # As after a request whose answer was lost.
+                    if response.status >= 400 and "already been loaded" not in text:
+                        raise OsmosisError(
+                            f"vLLM at {self.url}{path} refused the request (HTTP {response.status}): {text[:500]}",
+                            hint=_LORA_HINT if "lora" in path else None,
+                        )
+                    # Loading an adapter is answered with a sentence.
+                    reply = await response.json() if "json" in response.content_type else {}
+        except asyncio.TimeoutError as error:
+            raise self._lost("it did not answer in time") from error
+        except aiohttp.ClientError as error:
+            if http.closed or (self.server is not None and self.server.failure() is not None):
+                raise self._lost(error) from error
+            raise _TransientError(str(error) or type(error).__name__) from error
+        return reply if isinstance(reply, dict) else {}
+
+    def _lost(self, reason: object) -> NetworkError:
+        return NetworkError(f"vLLM at {self.url} cannot be reached: {reason}")
+
+
+class VllmEngine(RemotePolicyEngine):
+    """Serves the policy with vLLM servers: running ones (URLs), or our own; an async context manager."""
 
     def __init__(
         self,
-        base_url: str,
+        servers: Sequence[VllmServer | str],
         *,
         model: str,
         end_token_ids: frozenset[int],
         adapters_dir: Path,
         api_key: str | None = None,
         run: str = "policy",
-        server: VllmServer | None = None,
         note: Callable[[str], None] = lambda _: None,
     ) -> None:
         super().__init__(model)
-        self._server, self._note = server, note
-        self._url = base_url.rstrip("/")
+        self._replicas = [_Replica(server, model, api_key) for server in servers]
+        self._note = note
         self._base_model = self._serving = model
         self._end_tokens = end_token_ids
         self._adapters_dir = adapters_dir
-        key = server.api_key if server is not None else api_key
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._loading = asyncio.Lock()
-        self._run = run
+        # The name is part of a URL.
+        self._run = re.sub(r"[^A-Za-z0-9_-]", "-", run)
         self._version = 0
         self._calls: Counter[str] = Counter()
+        self._assigned: MutableMapping[object, _Replica] = WeakKeyDictionary()
+        self._publishing = asyncio.Lock()
+        self._probing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> VllmEngine:
-        self._http = open_session(timeout_s=REQUEST_TIMEOUT_S, headers=self._headers)
+        opening = [asyncio.create_task(self._open(replica)) for replica in self._replicas]
         try:
-            self.model = RemoteModel(Dimensions(await self._context_length(), self._end_tokens))
+            await asyncio.gather(*opening)
+            lengths = [replica.context_length for replica in await self._available()]
         except BaseException:
-            await self._http.close()
+            for task in opening:
+                task.cancel()
+            await asyncio.gather(*opening, return_exceptions=True)
+            await self.__aexit__()
             raise
+        self.model = RemoteModel(Dimensions(min(lengths), self._end_tokens))
+        self._probing = asyncio.create_task(self._probe())
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
+        tasks = [self._probing, *(replica.recovery for replica in self._replicas)]
+        self._tasks.update(task for task in tasks if task is not None)
         await self.close()
         if self._serving != self._base_model:
             await self._unload(self._serving)
-        await self._http.close()
+        await asyncio.gather(*(replica.close() for replica in self._replicas))
+        await asyncio.gather(*(replica.server.stop() for replica in self._replicas if replica.server))
 
     def submit(self, generations: Sequence[Generation], listener: Listener) -> Cancellable:
         if any(generation.top_p < 1.0 for generation in generations):
@@ -209,43 +384,114 @@ class VllmEngine(RemotePolicyEngine):
         return super().submit(generations, listener)
 
     async def publish(self, policy: Learner, version: int) -> None:
-        """Load ``policy`` under a new name for later calls; running calls keep theirs."""
+        """Load ``policy`` under a new name on all servers for later calls; running calls keep theirs."""
         name = f"{self._run}-v{version}"
         directory = self._adapters_dir / name
         await asyncio.to_thread(policy.save_adapter, directory, for_vllm=True)
+        before = self._serving
         try:
-            await self._load(name)
+            while self._serving != name:
+                await self._available()
+                async with self._publishing:
+                    if any(await asyncio.gather(*(self._load(each, directory) for each in self._living()))):
+                        self._serving, self._version = name, version
         except OsmosisError:
             shutil.rmtree(directory, ignore_errors=True)
             raise
-        before, self._serving, self._version = self._serving, name, version
         await self._retire(before)
 
-    async def _load(self, name: str) -> None:
-        path = str((self._adapters_dir / name).resolve())
-        # The last is read with _MOE_OPTION only.
-        adapter = {"lora_name": name, "lora_path": path, "is_3d_lora_weight": True}
-        await self._send("/v1/load_lora_adapter", adapter)
-
-    async def _complete(self, generation: Generation, name: str) -> dict[str, Any]:
-        question = _completion_request(generation, name)
+    async def _open(self, replica: _Replica) -> None:
         try:
-            return await self._send("/v1/completions", question)
-        except _UnknownError:
-            if name == self._base_model:
-                raise
-        async with self._loading:  # only one of the failed calls loads the adapter again
+            await replica.open(self._note)
+        except NetworkError as error:
+            self._lose(replica, error)
+
+    async def _load(self, replica: _Replica, adapter: Path) -> bool:
+        try:
+            await replica.load(adapter)
+        except NetworkError as error:
+            self._lose(replica, error)
+            return False
+        return True
+
+    def _living(self) -> list[_Replica]:
+        return [replica for replica in self._replicas if replica.recovery is None]
+
+    async def _available(self) -> list[_Replica]:
+        """Return the servers that answer. Wait if ours restart; raise OsmosisError if there is nothing to wait for."""
+        while not (living := self._living()):
+            restarting = [each.recovery for each in self._replicas if each.server and each.recovery]
+            if all(task.done() for task in restarting):
+                first = self._replicas[0].loss
+                if len(self._replicas) > 1:
+                    count = len(self._replicas)
+                    first = NetworkError(f"None of the {count} vLLM servers answers. {first.message}")
+                self.failure = first
+                raise first
+            await asyncio.wait(restarting, return_when=asyncio.FIRST_COMPLETED)
+        return living
+
+    async def _replica_of(self, rollout: object) -> _Replica:
+        """Return the rollout's server; a new rollout gets the one with the fewest."""
+        living = await self._available()
+        if self._assigned.get(rollout) not in living:
+            rollouts = Counter(self._assigned.values())
+            self._assigned[rollout] = min(living, key=lambda replica: rollouts[replica])
+        return self._assigned[rollout]
+
+    def _lose(self, replica: _Replica, loss: NetworkError) -> None:
+        if replica.recovery is None:
+            replica.loss = loss
+            replica.recovery = asyncio.create_task(self._recover(replica))
+
+    async def _recover(self, replica: _Replica) -> None:
+        """Wait until a server answers again, or restart ours, and give it the policy."""
+        await replica.close()
+        if replica.server is None and len(self._replicas) > 1:
+            self._report(replica.loss)
+        while True:
+            if replica.server is None:
+                await asyncio.sleep(PROBE_INTERVAL_S)
             try:
-                return await self._send("/v1/completions", question)
-            except _UnknownError:
-                await self._load(name)
-        return await self._send("/v1/completions", question)
+                await replica.open(self._report, again=True)
+                async with self._publishing:
+                    if self._serving != self._base_model:
+                        await replica.load(self._adapters_dir / self._serving)
+                    replica.recovery = None
+            except ServiceDiedError as error:
+                replica.loss = error
+                return self._report(error)
+            except OsmosisError as error:
+                replica.loss = error
+            else:
+                return self._report(f"vLLM at {replica.url} answers again")
+
+    def _report(self, event: OsmosisError | str) -> None:
+        """Note an event and, of several servers, how many are left."""
+        message = str(event).splitlines()[0].rstrip(".") + "."
+        if len(self._replicas) > 1:
+            message += f" {len(self._living())} of {len(self._replicas)} engines are available."
+        self._note(message)
+
+    async def _probe(self) -> None:
+        """Find servers that accept calls and answer nothing."""
+        while True:
+            await asyncio.sleep(PROBE_INTERVAL_S)
+            await asyncio.gather(*(each.probe() for each in self._replicas if each.waiting))
 
     async def _answer(self, generation: Generation, listener: Listener) -> None:
         name, version = self._serving, self._version
+        rollout = generation.rollout or asyncio.current_task()
+        adapter = self._adapters_dir / name if name != self._base_model else None
         self._calls[name] += 1
         try:
-            reply = await self._complete(generation, name)
+            reply = None
+            while reply is None:
+                replica = await self._replica_of(rollout)
+                try:
+                    reply = await replica.complete(_completion_request(generation, name), adapter)
+                except NetworkError as error:  # another server gives the same tokens
+                    self._lose(replica, error)
             for emission in _emissions(generation, reply, version):
                 listener.emitted(emission)
         except OsmosisError as error:
@@ -267,56 +513,8 @@ class VllmEngine(RemotePolicyEngine):
             await self._unload(name)
 
     async def _unload(self, name: str) -> None:
-        try:
-            await self._send("/v1/unload_lora_adapter", {"lora_name": name})
-        except OsmosisError as error:  # harmless: the server evicts unused adapters
-            logger.warning("the adapter %s could not be unloaded: %s", name, error.message)
+        await asyncio.gather(*(replica.unload(name) for replica in self._living()))
         shutil.rmtree(self._adapters_dir / name, ignore_errors=True)
-
-    async def _context_length(self) -> int:
-        listed = await self._send("/v1/models")
-        for entry in listed.get("data") or ():
-            if entry.get("id") == self._base_model and entry.get("max_model_len"):
-                return int(entry["max_model_len"])
-        names = ", ".join(f"`{entry.get('id')}`" for entry in listed.get("data") or ())
-        raise OsmosisError(
-            f"vLLM at {self._url} does not serve `{self._base_model}`; it serves {names or 'nothing'}."
-        )
-
-    async def _send(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """POST ``body``, or GET without one, with retries of transient errors."""
-        try:
-            return await self._try(path, body)
-        except _TransientError as error:
-            self.failure = NetworkError(f"vLLM at {self._url} cannot be reached: {error}")
-            raise self.failure from error
-
-    @stamina.retry(on=_TransientError, attempts=ATTEMPTS, timeout=None)
-    async def _try(self, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
-        method = "GET" if body is None else "POST"
-        try:
-            async with self._http.request(method, self._url + path, json=body) as response:
-                text = await response.text()
-                if response.status in _TRANSIENT:
-                    raise _TransientError(f"HTTP {response.status}: {text[:500]}")
-                if response.status == 404 and body is not None and "model" in body:
-                    raise _UnknownError(f"vLLM at {self._url} does not know `{body['model']}`: {text[:500]}")
-                if response.status >= 400:
-                    raise OsmosisError(
-                        f"vLLM at {self._url}{path} refused the request (HTTP {response.status}): {text[:500]}",
-                        hint=f"start it with `{_START}`" if "lora" in path else None,
-                    )
-                # Loading an adapter is answered with a sentence.
-                reply = await response.json() if "json" in response.content_type else {}
-        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
-            if self._server is not None:
-                try:
-                    await self._server.revive(self._note)
-                except OsmosisError as lost:
-                    self.failure = lost
-                    raise
-            raise _TransientError(str(error) or type(error).__name__) from error
-        return reply if isinstance(reply, dict) else {}
 
 
 def _completion_request(generation: Generation, model: str) -> dict[str, Any]:

@@ -47,6 +47,7 @@ from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.spec import DataOrder, SplitRows, TrainingSpec, split_rows
 
 if TYPE_CHECKING:
+    from osmosis_ai.config.training import TrainingSettings
     from osmosis_ai.controller.remote_agents import RemoteAgent
     from osmosis_ai.controller.server_process import RolloutServer
     from osmosis_ai.datasets import DatasetRow
@@ -194,6 +195,7 @@ class Trainer:
 
     def _require_support(self) -> ModelSupport:
         """Refuse a model that cannot be trained before anything is spent on it."""
+        from osmosis_ai.training.learner.distributed import local_device
         from osmosis_ai.training.learner.policy_model import model_source
 
         model_path, settings = self.spec.model_path, self.spec.settings
@@ -203,9 +205,20 @@ class Trainer:
         settings = support.settings
         if settings.policy_engine == "vllm" and settings.method == "rl" and not settings.vllm_url:
             settings = settings.model_copy(update={"vllm_command": settings.vllm_command or self._own_vllm()})
+            if local_device(self.spec.device).type == "cuda":
+                self._require_gpus(settings)
         self.spec = replace(self.spec, settings=settings)
         self._ranks = LearnerRanks(self.spec, self._directory.learner, self.environ)
         return support
+
+    def _require_gpus(self, settings: TrainingSettings) -> None:
+        learners, servers = _learner_processes(settings), settings.vllm_replicas
+        found = len(visible_gpus(self.environ))
+        if servers > 1 and found < learners + servers:
+            raise OsmosisError(
+                f"[advanced].vllm_replicas = {servers} needs {learners + servers} GPUs with the learner's, and this "
+                f"machine has {found}."
+            )
 
     def _own_vllm(self) -> str:
         found = shutil.which("vllm", path=self.environ.get("PATH"))
@@ -221,7 +234,6 @@ class Trainer:
         spec, settings = self.spec, self.spec.settings
         is_rl = settings.method == "rl"
         loop = await (self._open_rl if is_rl else self._open_sft)(stack)
-        processes = int(os.environ.get("WORLD_SIZE", settings.learner_processes))
         self.hooks.plan(
             TrainingPlan(
                 run_dir=self._directory.path,
@@ -234,7 +246,7 @@ class Trainer:
                 steps_done=loop.state.step,
                 device=str(loop.learner.device),
                 warnings=(
-                    *settings.warnings(spec.model_path, processes=processes),
+                    *settings.warnings(spec.model_path, processes=_learner_processes(settings)),
                     *loop.rows.warnings,
                     *exposure_warnings(spec.secret_values),
                 ),
@@ -403,29 +415,34 @@ class Trainer:
 
         spec, settings, directory = self.spec, self.spec.settings, self._directory
         source = model_source(spec.model_path, allow_download=settings.allow_download)
-        server = None
+        servers: list[VllmServer | str] = list(settings.vllm_urls)
         if settings.vllm_command is not None:
             on_cpu = learner.device.type == "cpu"
-            server = VllmServer(
-                settings,
-                model=source,
-                served_as=spec.model_path,
-                dtype="float32" if on_cpu else "bfloat16",
-                gpus=None if on_cpu else visible_gpus(self.environ)[learner.world.size :],
-                experts=learner.adapts_experts,
-                environ=self.environ,
-                log_path=directory.engine_log,
-            )
-            await stack.enter_async_context(server)
+            gpus = None if on_cpu else visible_gpus(self.environ)[learner.world.size :]
+            count, log = settings.vllm_replicas, directory.engine_log
+            each = len(gpus or ()) // count
+            servers = [
+                VllmServer(
+                    settings,
+                    name="the vLLM server" if count == 1 else f"vLLM server {number + 1}",
+                    model=source,
+                    served_as=spec.model_path,
+                    dtype="float32" if on_cpu else "bfloat16",
+                    gpus=None if gpus is None else gpus[number * each : (number + 1) * each],
+                    experts=learner.adapts_experts,
+                    environ=self.environ,
+                    log_path=log.with_stem(f"{log.stem}-{number + 1}") if number else log,
+                )
+                for number in range(count)
+            ]
         engine = VllmEngine(
-            server.url if server is not None else str(settings.vllm_url),
+            servers,
             model=spec.model_path,
             end_token_ids=end_tokens_of(source),
             adapters_dir=directory.served_adapters,
             api_key={**self.environ, **spec.env, **spec.secret_values}.get(SERVER_KEY_ENV),
             # No other run on the server has this name, even if both directories have the same one.
             run=f"{directory.path.name}-{os.urandom(4).hex()}",
-            server=server,
             note=self.hooks.note,
         )
         return await stack.enter_async_context(engine)
@@ -482,6 +499,10 @@ class Trainer:
             max_in_flight=settings.rollouts_in_flight + held_out_rows * settings.validation_attempts,
         )
         return RolloutSampler(await stack.enter_async_context(runner), bridge)
+
+
+def _learner_processes(settings: TrainingSettings) -> int:
+    return int(os.environ.get("WORLD_SIZE", settings.learner_processes))
 
 
 def _support_on_device(spec: TrainingSpec) -> ModelSupport:

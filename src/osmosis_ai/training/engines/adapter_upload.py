@@ -1,0 +1,110 @@
+"""Middleware for vLLM that receives adapters over HTTP, for a server that does not share a disk with the trainer.
+
+    VLLM_API_KEY=... vllm serve MODEL ... --middleware osmosis_ai.training.engines.adapter_upload.AdapterUpload
+
+vLLM loads adapters by path only, so the trainer uploads the files, and names the returned path when it loads them. This
+module needs only the standard library: without `osmosis-ai` in vLLM's environment, a copy of the file on its PYTHONPATH
+is enough (`--middleware adapter_upload.AdapterUpload`).
+
+    GET /osmosis/adapters               answers that uploads are possible
+    PUT /osmosis/adapters/NAME/FILE     stores a file, whole or not at all; answers the adapter's directory
+    DELETE /osmosis/adapters/NAME       deletes an adapter
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+UPLOADS = "/osmosis/adapters"
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+KEY_ENV = "VLLM_API_KEY"
+# An adapter of rank 128 on all matrices of a model of a trillion parameters is smaller.
+LARGEST_FILE_BYTES = 64 * 2**30
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
+
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+class _RefusedError(Exception):
+    """A request that is refused with ``status``."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class AdapterUpload:
+    def __init__(self, app: Callable[[dict[str, Any], Receive, Send], Awaitable[None]]) -> None:
+        self._app = app
+        self._key = os.environ.get(KEY_ENV, "")
+        if not self._key:
+            raise RuntimeError(f"{KEY_ENV} is not set (required to receive adapters).")
+        self._directory = tempfile.TemporaryDirectory(prefix="osmosis-adapters-")
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if scope["type"] != "http" or not (path == UPLOADS or path.startswith(f"{UPLOADS}/")):
+            await self._app(scope, receive, send)
+            return
+        try:
+            status, answer = 200, await self._answer(scope, path.split("/")[3:], receive)
+        except _RefusedError as error:
+            status, answer = error.status, {"error": {"message": str(error)}}
+        except OSError as error:
+            status, answer = 507, {"error": {"message": f"The file could not be stored: {error.strerror}."}}
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
+
+    async def _answer(self, scope: dict[str, Any], parts: list[str], receive: Receive) -> dict[str, Any]:
+        headers = dict(scope["headers"])
+        if not hmac.compare_digest(headers.get(b"authorization", b""), f"Bearer {self._key}".encode()):
+            raise _RefusedError(401, "The API key is missing or wrong.")
+        root = Path(self._directory.name)
+        if parts and not _NAME.fullmatch(parts[0]):
+            raise _RefusedError(400, "The name of an adapter consists of letters, digits, '-' and '_'.")
+        match scope["method"], parts:
+            case "GET", []:
+                return {"files": ADAPTER_FILES}
+            case "PUT", [name, file] if file in ADAPTER_FILES:
+                await _store(root / name / file, headers.get(b"content-length", b""), receive)
+                return {"path": str(root / name)}
+            case "DELETE", [name]:
+                await asyncio.to_thread(shutil.rmtree, root / name, ignore_errors=True)
+                return {}
+        raise _RefusedError(404, "There is no such resource.")
+
+
+async def _store(target: Path, length: bytes, receive: Receive) -> None:
+    """Write a request's body to ``target``."""
+    if not length.isdigit():
+        raise _RefusedError(411, "The request has no Content-Length.")
+    if int(length) > LARGEST_FILE_BYTES:
+        raise _RefusedError(413, f"The file has more than {LARGEST_FILE_BYTES} bytes.")
+    target.parent.mkdir(exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
+        try:
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] != "http.request" or file.tell() > int(length):
+                    break
+                more = message.get("more_body", False)
+                await asyncio.to_thread(file.write, message.get("body", b""))
+            file.flush()
+            if file.tell() != int(length):
+                raise _RefusedError(400, "The body does not have the length that was announced.")
+            Path(file.name).replace(target)
+        except BaseException:
+            Path(file.name).unlink()
+            raise

@@ -143,7 +143,7 @@ async def test_a_run_starts_without_a_server_that_is_not_there(four: list[Any], 
 
 @dataclass
 class Simulated(StandInVllm):
-    """Takes 0.1 s for a completion and computes 4 at a time."""
+    """Takes 0.4 s for a completion and computes 4 at a time."""
 
     busy_s: float = 0.0
     finished: int = 0
@@ -155,7 +155,7 @@ class Simulated(StandInVllm):
     async def sampled(self, body: dict[str, Any]) -> list[SampledToken]:
         async with self._slots:
             started = time.monotonic()
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.4)
             self.busy_s += time.monotonic() - started
             self.finished += 1
         return [SampledToken(END, -0.5)]
@@ -165,13 +165,13 @@ async def test_the_remaining_servers_are_busy(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(standing_in(Simulated)) for _ in range(4)]
         engine = await stack.enter_async_context(connect(servers, tmp_path))
-        running = [asyncio.create_task(turns(engine, seed, 12)) for seed in range(48)]
-        await until(lambda: servers[0].finished >= 24)
+        running = [asyncio.create_task(turns(engine, seed, 4)) for seed in range(48)]
+        await until(lambda: servers[0].finished >= 8)
         await servers[0].kill()
         killed, before = time.monotonic(), [server.busy_s for server in servers]
-        await until(lambda: all(server.finished > 120 for server in servers[1:]))
+        await until(lambda: all(server.finished >= 48 for server in servers[1:]))
         capacity_s = 4 * (time.monotonic() - killed)
         shares = [(each.busy_s - was) / capacity_s for each, was in zip(servers, before, strict=True)]
         drawn = await asyncio.gather(*running)
     assert min(shares[1:]) > 0.9
-    assert [len(tokens) for tokens in drawn] == [12] * 48
+    assert [len(tokens) for tokens in drawn] == [4] * 48

@@ -66,10 +66,7 @@ def complete_run_anywhere(ctx: Any, incomplete: str) -> list[str]:
 
 
 def _completing(kind: Kind) -> Callable[[Any, str], list[str]]:
-    def complete(ctx: Any, incomplete: str) -> list[str]:
-        return _names(ctx, kind, incomplete)
-
-    return complete
+    return lambda ctx, incomplete: _names(ctx, kind, incomplete)
 
 
 complete_benchmark = _completing("benchmark")

@@ -49,21 +49,21 @@ def up(
     output = current()
     with platform_context() as context:
         with output.status("Looking for the commit"):
-            prepared = dev_servers.prepare_dev_server(
+            body, is_dirty, doubt = dev_servers.prepare_dev_server(
                 context, Path.cwd(), ttl_hours=None if no_ttl else ttl_hours
             )
-        if prepared.doubt is not None:
-            output.warn(prepared.doubt)
-        commit = prepared.body["commit_sha"]
-        if prepared.dirty:
+        if doubt is not None:
+            output.warn(doubt)
+        commit = body["commit_sha"]
+        if is_dirty:
             output.confirm(
                 f"There are uncommitted changes. Serve {commit[:8]} without them?",
                 yes=yes,
                 default=False,
-                summary={"Rollout": prepared.body["rollout_name"], "Commit": commit},
+                summary={"Rollout": body["rollout_name"], "Commit": commit},
             )
         with output.status("Starting the server"):
-            reply = dev_servers.start_dev_server(context.client, prepared.body)
+            reply = dev_servers.start_dev_server(context.client, body)
         labels = {"api_key": "API key", "expires_at": "Expires"}
         steps = [f"{label}: {reply[key]}" for key, label in labels.items() if isinstance(reply.get(key), str)]
         if isinstance(reply.get("id"), str):

@@ -63,7 +63,7 @@ from osmosis_ai.services.runs.lifecycle import (
     stop_run,
     watch_run,
 )
-from osmosis_ai.services.runs.secrets import RunSecret
+from osmosis_ai.services.runs.secrets import SecretSource
 from osmosis_ai.ui.numbers import amount
 from osmosis_ai.ui.run_numbers import execution_rows
 from osmosis_ai.ui.terminal_text import told_without_sequences
@@ -577,7 +577,7 @@ class SubmitPlan:
     noun: str
     facts: Mapping[str, str]
     env: Mapping[str, str]
-    secrets: Sequence[RunSecret]
+    secrets: Mapping[str, SecretSource]
     notes: Sequence[str]
     warnings: Sequence[str]
 
@@ -588,7 +588,7 @@ class SubmitPlan:
                 ("Environment", ", ".join(f"{name}={value}" for name, value in sorted(self.env.items())))
             )
         if self.secrets:
-            named = (f"{secret.name} ({_SOURCES[secret.source].lower()})" for secret in self.secrets)
+            named = (f"{name} ({_SOURCES[source].lower()})" for name, source in self.secrets.items())
             rows.append(("Secrets", ", ".join(named)))
         current().show(Section(f"{self.noun.title()} run", rows))
         show_warnings(self.notes, self.warnings)
@@ -603,7 +603,7 @@ class SubmitPlan:
             summary={
                 **self.facts,
                 **{f"env.{name}": value for name, value in sorted(self.env.items())},
-                **{f"secret.{secret.name}": _SOURCES[secret.source] for secret in self.secrets},
+                **{f"secret.{name}": _SOURCES[source] for name, source in self.secrets.items()},
             },
             notes=self.notes,
             warnings=self.warnings,

@@ -24,7 +24,7 @@ from osmosis_ai.services.context import PlatformContext
 from osmosis_ai.services.listing import fetch_listing
 from osmosis_ai.services.runs.lifecycle import jsonable
 from osmosis_ai.services.runs.secrets import (
-    RunSecret,
+    SecretSource,
     explaining_failures,
     plan_run_secrets,
     supplied_values,
@@ -43,7 +43,7 @@ class PreparedBenchmarkRun:
 
     config: BenchmarkConfig
     body: Mapping[str, Any] = field(repr=False)
-    secrets: tuple[RunSecret, ...]
+    secrets: Mapping[str, SecretSource]
     warnings: tuple[str, ...]
 
     @property

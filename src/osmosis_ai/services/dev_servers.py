@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +22,14 @@ _ENTRYPOINT = "main.py"
 _SERVERS = "/api/cli/dev-rollout-server"
 
 
-@dataclass(frozen=True)
-class PreparedDevServer:
-    """The body of the request that starts a server; ``doubt`` says why the platform may not find the commit."""
-
-    body: dict[str, Any]
-    dirty: bool
-    doubt: str | None
-
-
 def prepare_dev_server(
     context: PlatformContext, directory: Path, *, ttl_hours: int | None
-) -> PreparedDevServer:
-    """Check that the last commit of a rollout's directory is pushed and can be served."""
+) -> tuple[dict[str, Any], bool, str | None]:
+    """Check that the last commit of a rollout's directory is pushed and can be served.
+
+    Return the request that starts the server, whether changes are uncommitted, and why the platform may not find the
+    commit.
+    """
     workspace, here = context.workspace, directory.resolve()
     if here.parent != workspace.rollouts_dir.resolve() or not (here / _ENTRYPOINT).is_file():
         raise OsmosisError(
@@ -54,7 +48,7 @@ def prepare_dev_server(
         "ttl_hours": ttl_hours,
     }
     doubt = check_pinned_commit(workspace.root, state.head, context.git)
-    return PreparedDevServer(body, state.dirty, doubt)
+    return body, state.dirty, doubt
 
 
 def start_dev_server(client: PlatformClient, body: dict[str, Any]) -> dict[str, Any]:

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from osmosis_ai.errors import MissingExtraError, NotFoundError, OsmosisError
 
 if TYPE_CHECKING:
-    from osmosis_ai.platform.accounts import AccountStore
-    from osmosis_ai.platform.clock import Clock
     from osmosis_ai.platform.config import PlatformConfig
     from osmosis_ai.platform.db.engine import Database
     from osmosis_ai.platform.db.tables import DbUser, DbWorkspace
-    from osmosis_ai.platform.offboarding import Offboarding
-    from osmosis_ai.platform.queue.access import WorkerAccess
-    from osmosis_ai.platform.workspaces import WorkspaceStore
 
 T = TypeVar("T")
 
@@ -32,24 +26,21 @@ def platform_extra() -> Iterator[None]:
         raise MissingExtraError("platform", error.name or "sqlalchemy") from error
 
 
-@dataclass(frozen=True)
 class LocalPlatform:
     """The stores of a platform that administration uses."""
 
-    config: PlatformConfig
-    clock: Clock
-    db: Database
-    accounts: AccountStore
-    workspaces: WorkspaceStore
-    offboarding: Offboarding
-
-    @property
-    def worker_access(self) -> WorkerAccess:
-        """The tokens and tickets of worker machines."""
+    def __init__(self, config: PlatformConfig, db: Database) -> None:
+        from osmosis_ai.platform.accounts import AccountStore
+        from osmosis_ai.platform.clock import SystemClock
         from osmosis_ai.platform.logs import LogStore
+        from osmosis_ai.platform.offboarding import Offboarding
         from osmosis_ai.platform.queue.access import WorkerAccess
+        from osmosis_ai.platform.workspaces import WorkspaceStore
 
-        return WorkerAccess(self.db, self.clock, LogStore(self.db, self.clock))
+        self.config, self.db, self.clock = config, db, SystemClock()
+        self.accounts, self.workspaces = AccountStore(db, self.clock), WorkspaceStore(db, self.clock)
+        self.offboarding = Offboarding(db, self.clock, self.accounts)
+        self.worker_access = WorkerAccess(db, self.clock, LogStore(db, self.clock))
 
     @property
     def url(self) -> str:
@@ -90,24 +81,17 @@ def local_platform(config: PlatformConfig | None = None) -> Iterator[LocalPlatfo
         import alembic  # noqa: F401 - used later, and missed here
         import argon2  # noqa: F401
 
-        from osmosis_ai.platform.accounts import AccountStore
-        from osmosis_ai.platform.clock import SystemClock
         from osmosis_ai.platform.config import from_environment
         from osmosis_ai.platform.db.engine import Database
-        from osmosis_ai.platform.offboarding import Offboarding
         from osmosis_ai.platform.process_state import require_same_database
-        from osmosis_ai.platform.workspaces import WorkspaceStore
     config = config or from_environment()
     config.prepare_home()
-    clock = SystemClock()
     db = Database(config.database_url)
     try:
         # Otherwise a wrong URL would create an empty database, and changes there would be lost.
         require_same_database(config.home, db.shown)
         db.migrate()
-        accounts = AccountStore(db, clock)
-        offboarding = Offboarding(db, clock, accounts)
-        yield LocalPlatform(config, clock, db, accounts, WorkspaceStore(db, clock), offboarding)
+        yield LocalPlatform(config, db)
     finally:
         db.dispose()
 

@@ -229,18 +229,8 @@ def log_page(
     level: str | None = None,
 ) -> tuple[LogPage, int]:
     """Return log lines of at least ``level``, oldest first, and how many lines were searched for them."""
-    fetch = _older_lines(client, kind, name)
+    fetch = client.log_pages(run_path(kind, name, "/logs"))
     return page_of_level(fetch, limit=limit, cursor=cursor, level=level)
-
-
-def _older_lines(client: PlatformClient, kind: AnyKind, name: str) -> Callable[[int, str | None], LogPage]:
-    path = run_path(kind, name, "/logs")
-
-    def fetch(limit: int, cursor: str | None) -> LogPage:
-        params: dict[str, str | int | None] = {"limit": limit, "direction": "older", "cursor": cursor}
-        return client.get(path, model=LogPage, params=params)
-
-    return fetch
 
 
 def follow_run_log(
@@ -255,7 +245,7 @@ def follow_run_log(
 ) -> Iterator[LogEntry]:
     """Yield the last ``first`` lines of a run's log, then new ones until the run ends."""
     run_id = get_run(client, kind, name).run.id
-    follower = LogFollower(_older_lines(client, kind, run_id), first=first)
+    follower = LogFollower(client.log_pages(run_path(kind, run_id, "/logs")), first=first)
     told: object = None
 
     def ended() -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from osmosis_ai.api.http_errors import PlatformError
@@ -23,24 +22,16 @@ SecretSource = Literal["run", "user_override", "user", "workspace", "unknown"]
 _REFUSAL = "Secret(s) not found:"
 
 
-@dataclass(frozen=True)
-class RunSecret:
-    """A secret of a run; a personal value may override the workspace's."""
-
-    name: str
-    source: SecretSource
-
-
 def plan_run_secrets(
     client: PlatformClient,
     names: Sequence[str],
     supplied: Mapping[str, str],
     *,
     suppliable: Sequence[str] | None = None,
-) -> tuple[tuple[RunSecret, ...], str | None]:
-    """Determine the source of each secret's value; return the secrets, and why sources are unknown."""
+) -> tuple[dict[str, SecretSource], str | None]:
+    """Return the source of each secret's value by name, and why sources are unknown."""
     if not names:
-        return (), None
+        return {}, None
     doubt = None
     stored: dict[str, set[str]] | None
     try:
@@ -50,17 +41,17 @@ def plan_run_secrets(
             raise
         stored = None
         doubt = f"the stored secrets could not be listed ({error.message}); the platform checks them."
-    found: list[RunSecret] = []
+    found: dict[str, SecretSource] = {}
     missing: list[str] = []
     for name in names:
         scopes = None if stored is None else stored.get(name, set())
         if supplied.get(name):
-            found.append(RunSecret(name, "run"))
+            found[name] = "run"
         elif scopes is None:
-            found.append(RunSecret(name, "unknown"))
+            found[name] = "unknown"
         elif scopes:
             own: SecretSource = "user" if "user" in scopes else "workspace"
-            found.append(RunSecret(name, "user_override" if len(scopes) > 1 else own))
+            found[name] = "user_override" if len(scopes) > 1 else own
         else:
             missing.append(name)
     if missing:
@@ -75,7 +66,7 @@ def plan_run_secrets(
             details={"missing": missing, "flags": ["--secrets-file"]},
             hint=hint,
         )
-    return tuple(found), doubt
+    return found, doubt
 
 
 def supplied_values(names: Sequence[str], values: Mapping[str, str]) -> dict[str, str]:

@@ -26,7 +26,7 @@ from osmosis_ai.process_environment import github_environment
 from osmosis_ai.redaction import exposure_warnings
 from osmosis_ai.services.runs.lifecycle import RUN_PATHS, RunKind, get_run
 from osmosis_ai.services.runs.secrets import (
-    RunSecret,
+    SecretSource,
     explaining_failures,
     plan_run_secrets,
     stand_ins,
@@ -166,7 +166,7 @@ class PreparedSubmit:
     kind: RunKind
     config: Config
     body: Body = field(repr=False)
-    secrets: tuple[RunSecret, ...]
+    secrets: Mapping[str, SecretSource]
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
     unchecked: tuple[str, ...]
@@ -187,7 +187,7 @@ class PreparedSubmit:
         return {
             "config": self.described(),
             "payload": payload,
-            "secrets": {secret.name: secret.source for secret in self.secrets},
+            "secrets": dict(self.secrets),
             "notes": list(self.notes),
             "warnings": list(self.warnings),
             "checked": [check for check in CHECKS if check not in self.unchecked],
@@ -516,10 +516,10 @@ def _without_nulls(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _changes(
-    context: PlatformContext, detail: Detail, verdict: SubmitCheck | None, secrets: tuple[RunSecret, ...]
+    context: PlatformContext, detail: Detail, verdict: SubmitCheck | None, secrets: Mapping[str, SecretSource]
 ) -> list[Change]:
     told = verdict.resolved_secret_scopes if verdict is not None else {}
-    now = {secret.name: told.get(secret.name, secret.source) for secret in secrets}
+    now = {name: told.get(name, source) for name, source in secrets.items()}
     changes = [
         _compared("commit", _short(detail.commit_sha), _short(verdict.commit_sha if verdict else None)),
         _dataset_change(context, detail, verdict),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,12 @@ with lazily("torch", "peft", "transformers"):
     import transformers
 
     from osmosis_ai.inference.torch_engine import TorchModel
+    from osmosis_ai.training.learner.distributed import World
+    from osmosis_ai.training.learner.forward_backward import ForwardBackward, LearnerStep
     from osmosis_ai.training.learner.learner import Learner
+    from osmosis_ai.training.learner.policy_model import load_policy
+    from osmosis_ai.training.objective.batches import batch_totals, training_rows
+    from tests.training.learner_builders import made_up_sequences
 
 RANK = 16
 SIZES: dict[str, Any] = {
@@ -149,13 +155,16 @@ def largest_gap(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]
     )
 
 
-@pytest.mark.parametrize(
+QUICK_FIRST = pytest.mark.parametrize(
     "name",
     [
         pytest.param(name, marks=[pytest.mark.nightly] if NIGHTLY or name not in QUICK else [])
         for name in TRAINED
     ],
 )
+
+
+@QUICK_FIRST
 async def test_a_model_learns_and_is_served_saved_and_loaded(name: str, tmp_path: Path) -> None:
     kind, changes, trainable = TRAINED[name]
     model = saved_model(kind, changes, tmp_path / "model")
@@ -189,6 +198,23 @@ async def test_a_model_learns_and_is_served_saved_and_loaded(name: str, tmp_path
     resumed = Learner(str(model), learner.settings, "cpu")
     resumed.load_state_dict(learner.state_dict())
     assert resumed.logprobs(sequences) == learner.logprobs(sequences)
+
+
+@QUICK_FIRST
+def test_a_pass_over_micro_batches_never_waits_for_the_device(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Tensors on this device have no values, so whatever would fetch one from a GPU fails.
+    device, (kind, changes, _) = torch.device("meta"), TRAINED[name]
+    monkeypatch.setattr(torch, "autocast", lambda **_: nullcontext())  # does not exist for it
+    settings = TrainingSettings(**SETTINGS, kl_coef=0.1)
+    policy = load_policy(str(saved_model(kind, changes, tmp_path)), settings, device).to(device)
+    rows, rollouts = training_rows(made_up_sequences(6), [1.0, -1.0] * 3)
+    step = LearnerStep(rows, batch_totals(rows, rollouts, 16), 0, True)
+    passes = ForwardBackward(policy, settings, device, World(), sharded=False)
+    done = passes.accumulate(step, micro_batch_tokens=48)
+    assert done.micro_batches > 1
+    assert all(p.grad is not None for p in policy.parameters() if p.requires_grad)
 
 
 @pytest.mark.nightly

@@ -67,10 +67,12 @@ def load_policy(
 ) -> Any:
     """Load the base model and put an adapter on it."""
     from peft import LoraConfig, PeftModel, get_peft_model
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, masking_utils
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # the caller decides how progress is shown
+    # Rows are never packed, and looking for packed ones would wait for the GPU in every forward pass.
+    masking_utils.find_packed_sequence_indices = lambda *_: None
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     source = model_source(model_path, allow_download=settings.allow_download)
     support = model_support(model_path, settings, on_gpu=device.type != "cpu")

@@ -355,10 +355,13 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
         return [f"{clips}: {once} the ratio is 1."] if named else []
 
 
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
 def engine_problems(settings: TrainingSettings) -> dict[str, str]:
     """Return, by key, the problems of settings that are valid individually but not in combination."""
-    defaults = {"vllm_url": None, "vllm_command": None, "vllm_replicas": 1}
-    named = [key for key, default in defaults.items() if getattr(settings, key) != default]
+    fields, keys = type(settings).model_fields, ("vllm_url", "vllm_command", "vllm_replicas")
+    named = [key for key in keys if getattr(settings, key) != fields[key].default]
     if settings.policy_engine == "torch":
         return dict.fromkeys(named, 'requires `policy_engine = "vllm"`')
     problems = {}
@@ -382,14 +385,18 @@ def _vllm_url_problem(urls: Sequence[str]) -> str | None:
         return "must name at least one server"
     if len({url.rstrip("/") for url in urls}) < len(urls):
         return "must not name a server twice"
+    return next(filter(None, map(_url_problem, urls)), None)
+
+
+def _url_problem(text: str) -> str | None:
     try:
-        parts = [urlsplit(url) for url in urls]
+        url = urlsplit(text)
     except ValueError:
         return "is not a valid URL"
-    if any(url.scheme not in ("http", "https") or not url.hostname for url in parts):
+    if url.scheme not in ("http", "https") or not url.hostname:
         return "must begin with http:// or https://"
-    if any("@" in url.netloc for url in parts):  # it would be shown in messages
-        return "must not contain a name or password; the key is `VLLM_API_KEY`"
+    if "@" in url.netloc:  # it would be shown in messages
+        return "must not contain a name or password"
     return None
 
 
@@ -398,30 +405,17 @@ def backend_problems(settings: TrainingSettings) -> dict[str, str]:
     if settings.backend == "local":
         return {"tinker_url": 'requires `backend = "tinker"`'} if settings.tinker_url else {}
     problems = {}
-    try:
-        url = urlsplit(settings.tinker_url or "")
-    except ValueError:
-        return {"tinker_url": "is not a valid URL"}
     if not settings.tinker_url:
         if settings.tinker_server != "hosted":
             problems["tinker_url"] = 'is required unless `tinker_server = "hosted"`'
-    elif url.scheme not in ("http", "https") or not url.hostname:
-        problems["tinker_url"] = "must begin with http:// or https://"
-    elif "@" in url.netloc:  # it would be shown in messages
-        problems["tinker_url"] = "must not contain a name or password"
-    elif url.scheme == "http" and url.hostname not in ("localhost", "127.0.0.1", "::1"):
+    elif problem := _url_problem(settings.tinker_url):
+        problems["tinker_url"] = problem
+    elif (url := urlsplit(settings.tinker_url)).scheme == "http" and url.hostname not in _LOOPBACK:
         problems["tinker_url"] = (
             "must begin with https:// unless the server is on this machine, to protect the API key"
         )
-    only_local = {
-        "vllm_url": None,
-        "vllm_command": None,
-        "vllm_replicas": 1,
-        "learner_processes": 1,
-        "shard_model": False,
-    }
-    for key, default in only_local.items():
-        if getattr(settings, key) != default:
+    for key in ("vllm_url", "vllm_command", "vllm_replicas", "learner_processes", "shard_model"):
+        if getattr(settings, key) != type(settings).model_fields[key].default:
             problems[key] = 'requires `backend = "local"`'
     if settings.method == "sft":
         return problems

@@ -35,14 +35,6 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
-class _RefusedError(Exception):
-    """A request that is refused with ``status``."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 class AdapterUpload:
     def __init__(self, app: Callable[[dict[str, Any], Receive, Send], Awaitable[None]]) -> None:
         self._app = app
@@ -57,54 +49,53 @@ class AdapterUpload:
             await self._app(scope, receive, send)
             return
         try:
-            status, answer = 200, await self._answer(scope, path.split("/")[3:], receive)
-        except _RefusedError as error:
-            status, answer = error.status, {"error": {"message": str(error)}}
+            status, answer = await self._answer(scope, path.split("/")[3:], receive)
         except OSError as error:
-            status, answer = 507, {"error": {"message": f"The file could not be stored: {error.strerror}."}}
+            status, answer = 507, f"The file could not be stored: {error.strerror}."
+        body = answer if isinstance(answer, dict) else {"error": {"message": answer}}
         headers = [(b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
+        await send({"type": "http.response.body", "body": json.dumps(body).encode()})
 
-    async def _answer(self, scope: dict[str, Any], parts: list[str], receive: Receive) -> dict[str, Any]:
-        headers = dict(scope["headers"])
+    async def _answer(
+        self, scope: dict[str, Any], parts: list[str], receive: Receive
+    ) -> tuple[int, dict[str, Any] | str]:
+        headers, root = dict(scope["headers"]), Path(self._directory.name)
         if not hmac.compare_digest(headers.get(b"authorization", b""), f"Bearer {self._key}".encode()):
-            raise _RefusedError(401, "The API key is missing or wrong.")
-        root = Path(self._directory.name)
+            return 401, "The API key is missing or wrong."
         if parts and not _NAME.fullmatch(parts[0]):
-            raise _RefusedError(400, "The name of an adapter consists of letters, digits, '-' and '_'.")
+            return 400, "The name of an adapter consists of letters, digits, '-' and '_'."
         match scope["method"], parts:
             case "GET", []:
-                return {"files": ADAPTER_FILES}
+                return 200, {"files": ADAPTER_FILES}
             case "PUT", [name, file] if file in ADAPTER_FILES:
-                await _store(root / name / file, headers.get(b"content-length", b""), receive)
-                return {"path": str(root / name)}
+                length = headers.get(b"content-length", b"")
+                if not length.isdigit():
+                    return 411, "The request has no Content-Length."
+                if int(length) > LARGEST_FILE_BYTES:
+                    return 413, f"The file has more than {LARGEST_FILE_BYTES} bytes."
+                if not await _store(root / name / file, int(length), receive):
+                    return 400, "The body does not have the announced length."
+                return 200, {"path": str(root / name)}
             case "DELETE", [name]:
                 await asyncio.to_thread(shutil.rmtree, root / name, ignore_errors=True)
-                return {}
-        raise _RefusedError(404, "There is no such resource.")
+                return 200, {}
+        return 404, "There is no such resource."
 
 
-async def _store(target: Path, length: bytes, receive: Receive) -> None:
-    """Write a request's body to ``target``."""
-    if not length.isdigit():
-        raise _RefusedError(411, "The request has no Content-Length.")
-    if int(length) > LARGEST_FILE_BYTES:
-        raise _RefusedError(413, f"The file has more than {LARGEST_FILE_BYTES} bytes.")
+async def _store(target: Path, length: int, receive: Receive) -> bool:
+    """Write a request's body to ``target``, unless it has another length."""
     target.parent.mkdir(exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
         try:
-            more = True
-            while more:
-                message = await receive()
-                if message["type"] != "http.request" or file.tell() > int(length):
-                    break
-                more = message.get("more_body", False)
+            message: dict[str, Any] = {"more_body": True}
+            while message.get("more_body") and file.tell() <= length:
+                message = await receive()  # without `more_body` if the client disconnects
                 await asyncio.to_thread(file.write, message.get("body", b""))
             file.flush()
-            if file.tell() != int(length):
-                raise _RefusedError(400, "The body does not have the length that was announced.")
+            if file.tell() != length:
+                return False
             Path(file.name).replace(target)
-        except BaseException:
-            Path(file.name).unlink()
-            raise
+            return True
+        finally:
+            Path(file.name).unlink(missing_ok=True)

@@ -23,8 +23,8 @@ import secrets
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -43,7 +43,7 @@ from osmosis_ai.inference.engine import (
     SampledToken,
 )
 from osmosis_ai.inference.openai_api import Cancellable
-from osmosis_ai.llm.transport import open_session
+from osmosis_ai.llm.transport import connection_failure, open_session
 from osmosis_ai.processes.service import Service, ServiceDiedError, ServiceSpec, free_port
 from osmosis_ai.sandbox.gpus import VISIBLE_ENV
 from osmosis_ai.training.engines.adapter_upload import ADAPTER_FILES, UPLOADS
@@ -132,8 +132,8 @@ logger = logging.getLogger(__name__)
 
 ATTEMPTS = 4
 REQUEST_TIMEOUT_S = 1800.0
-# Time limit for an answer to a probe; a server with running calls that misses two of them is lost.
-ANSWER_TIMEOUT_S = 30.0
+# A server with running calls that does not answer a probe in this time is lost.
+ANSWER_TIMEOUT_S = 60.0
 PROBE_INTERVAL_S = 10.0
 _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 _SEED_MASK = (1 << 63) - 1
@@ -162,12 +162,12 @@ _UNTRUNCATED: Mapping[str, Any] = {
 }
 
 
-class _TransientError(Exception):
+class _TransientError(NetworkError):
     """A retry may help; it gives the same tokens, which depend on the seed alone."""
 
 
-class _UnknownError(OsmosisError):
-    """The server does not know the requested model or adapter."""
+class _RefusedError(OsmosisError):
+    status: int
 
 
 class _Replica:
@@ -189,7 +189,6 @@ class _Replica:
         self._model = model
         key = api_key if self.server is None else self.server.api_key
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._loading = asyncio.Lock()
         self._receives_adapters = False
 
     async def open(self, note: Callable[[str], None], *, again: bool = False) -> None:
@@ -199,8 +198,9 @@ class _Replica:
         self._http = open_session(timeout_s=REQUEST_TIMEOUT_S, headers=self._headers)
         try:
             self.context_length = await self._served_length()
-            if self.server is None:
-                self._receives_adapters = await self._has_uploads()
+            with suppress(_RefusedError):
+                await self.send("GET", UPLOADS)
+                self._receives_adapters = True
         except BaseException:
             await self.close()
             raise
@@ -232,34 +232,18 @@ class _Replica:
         """Return a completion; a server that was restarted gets the adapter again."""
         try:
             return await self.send("POST", "/v1/completions", question)
-        except _UnknownError:
-            if adapter is None:
+        except _RefusedError as error:
+            if error.status != 404 or adapter is None:
                 raise
-        async with self._loading:  # only one of the failed calls loads the adapter again
-            try:
-                return await self.send("POST", "/v1/completions", question)
-            except _UnknownError:
-                await self.load(adapter)
+        await self.load(adapter)
         return await self.send("POST", "/v1/completions", question)
 
     async def probe(self) -> None:
         """Disconnect if the server does not answer; its requests then fail."""
         try:
-            try:
-                await self._served_length()
-            except NetworkError:
-                await self._served_length()
+            await self._served_length()
         except OsmosisError:
             await self.close()
-
-    async def _has_uploads(self) -> bool:
-        try:
-            await self.send("GET", UPLOADS)
-        except NetworkError:
-            raise
-        except OsmosisError:
-            return False
-        return True
 
     async def _served_length(self) -> int:
         listed = (await self.send("GET", "/v1/models", timeout_s=ANSWER_TIMEOUT_S)).get("data") or ()
@@ -271,56 +255,52 @@ class _Replica:
             f"vLLM at {self.url} does not serve `{self._model}`; it serves {names or 'nothing'}."
         )
 
-    async def send(self, method: str, path: str, body: Any = None, **options: Any) -> dict[str, Any]:
-        """Send a request, with retries of transient errors; raise NetworkError without an answer."""
+    @stamina.retry(on=_TransientError, attempts=ATTEMPTS, timeout=None)
+    async def send(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        file: Path | None = None,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        """Send a request with a JSON body or a file, with retries of transient errors."""
+        http, lost = self._http, f"vLLM at {self.url} cannot be reached: "
+        if http is None or http.closed:
+            raise NetworkError(f"{lost}the connection was closed")
         self.waiting += 1
         try:
-            return await self._try(method, path, body, **options)
-        except _TransientError as error:
-            raise self._lost(error) from error
-        finally:
-            self.waiting -= 1
-
-    @stamina.retry(on=_TransientError, attempts=ATTEMPTS, timeout=None)
-    async def _try(
-        self, method: str, path: str, body: Any, *, file: Path | None = None, timeout_s: float | None = None
-    ) -> dict[str, Any]:
-        http = self._http
-        if http is None or http.closed:
-            raise self._lost("the connection was closed")
-        options: dict[str, Any] = {"json": body}
-        if timeout_s is not None:
-            options["timeout"] = aiohttp.ClientTimeout(total=timeout_s)
-        try:
-            with nullcontext() if file is None else file.open("rb") as content:
-                if content is not None:
-                    options = {"data": content}
-                async with http.request(method, self.url + path, **options) as response:
+            with nullcontext() if file is None else file.open("rb") as data:
+                async with http.request(
+                    method,
+                    self.url + path,
+                    json=body,
+                    data=data,
+                    timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=ANSWER_TIMEOUT_S),
+                ) as response:
                     text = await response.text()
                     if response.status in _TRANSIENT:
-                        raise _TransientError(f"HTTP {response.status}: {text[:500]}")
-                    if response.status == 404 and isinstance(body, dict) and "model" in body:
-                        raise _UnknownError(
-                            f"vLLM at {self.url} does not know `{body['model']}`: {text[:500]}"
-                        )
-                    # As after a request whose answer was lost.
+                        raise _TransientError(f"{lost}HTTP {response.status}: {text[:500]}")
+                    # Another call may have loaded the adapter, or an answer was lost.
                     if response.status >= 400 and "already been loaded" not in text:
-                        raise OsmosisError(
+                        refused = _RefusedError(
                             f"vLLM at {self.url}{path} refused the request (HTTP {response.status}): {text[:500]}",
                             hint=_LORA_HINT if "lora" in path else None,
                         )
+                        refused.status = response.status
+                        raise refused
                     # Loading an adapter is answered with a sentence.
                     reply = await response.json() if "json" in response.content_type else {}
         except asyncio.TimeoutError as error:
-            raise self._lost("it did not answer in time") from error
-        except aiohttp.ClientError as error:
-            if http.closed or (self.server is not None and self.server.failure() is not None):
-                raise self._lost(error) from error
-            raise _TransientError(str(error) or type(error).__name__) from error
+            raise NetworkError(f"{lost}it did not answer in time") from error
+        except (aiohttp.ClientError, ValueError) as error:
+            is_gone = http.closed or (self.server is not None and self.server.failure() is not None)
+            kind = NetworkError if is_gone else _TransientError
+            raise kind(f"{lost}{connection_failure(error)}") from error
+        finally:
+            self.waiting -= 1
         return reply if isinstance(reply, dict) else {}
-
-    def _lost(self, reason: object) -> NetworkError:
-        return NetworkError(f"vLLM at {self.url} cannot be reached: {reason}")
 
 
 class VllmEngine(RemotePolicyEngine):
@@ -352,7 +332,10 @@ class VllmEngine(RemotePolicyEngine):
         self._probing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> VllmEngine:
-        opening = [asyncio.create_task(self._open(replica)) for replica in self._replicas]
+        opening = [
+            asyncio.create_task(self._answers(replica, replica.open(self._note)))
+            for replica in self._replicas
+        ]
         try:
             await asyncio.gather(*opening)
             lengths = [replica.context_length for replica in await self._available()]
@@ -393,22 +376,17 @@ class VllmEngine(RemotePolicyEngine):
             while self._serving != name:
                 await self._available()
                 async with self._publishing:
-                    if any(await asyncio.gather(*(self._load(each, directory) for each in self._living()))):
+                    loading = (self._answers(each, each.load(directory)) for each in self._living())
+                    if any(await asyncio.gather(*loading)):
                         self._serving, self._version = name, version
         except OsmosisError:
             shutil.rmtree(directory, ignore_errors=True)
             raise
         await self._retire(before)
 
-    async def _open(self, replica: _Replica) -> None:
+    async def _answers(self, replica: _Replica, request: Awaitable[None]) -> bool:
         try:
-            await replica.open(self._note)
-        except NetworkError as error:
-            self._lose(replica, error)
-
-    async def _load(self, replica: _Replica, adapter: Path) -> bool:
-        try:
-            await replica.load(adapter)
+            await request
         except NetworkError as error:
             self._lose(replica, error)
             return False
@@ -422,12 +400,11 @@ class VllmEngine(RemotePolicyEngine):
         while not (living := self._living()):
             restarting = [each.recovery for each in self._replicas if each.server and each.recovery]
             if all(task.done() for task in restarting):
-                first = self._replicas[0].loss
-                if len(self._replicas) > 1:
-                    count = len(self._replicas)
-                    first = NetworkError(f"None of the {count} vLLM servers answers. {first.message}")
-                self.failure = first
-                raise first
+                loss, count = self._replicas[0].loss, len(self._replicas)
+                if count > 1:
+                    loss = NetworkError(f"None of the {count} vLLM servers answers. {loss.message}")
+                self.failure = loss
+                raise loss
             await asyncio.wait(restarting, return_when=asyncio.FIRST_COMPLETED)
         return living
 

@@ -205,20 +205,16 @@ class Trainer:
         settings = support.settings
         if settings.policy_engine == "vllm" and settings.method == "rl" and not settings.vllm_url:
             settings = settings.model_copy(update={"vllm_command": settings.vllm_command or self._own_vllm()})
-            if local_device(self.spec.device).type == "cuda":
-                self._require_gpus(settings)
+            needed, found = _learner_processes(settings) + settings.vllm_replicas, visible_gpus(self.environ)
+            on_gpu = local_device(self.spec.device).type == "cuda"
+            if on_gpu and settings.vllm_replicas > 1 and len(found) < needed:
+                raise OsmosisError(
+                    f"[advanced].vllm_replicas = {settings.vllm_replicas} needs {needed} GPUs with the learner's, and "
+                    f"this machine has {len(found)}."
+                )
         self.spec = replace(self.spec, settings=settings)
         self._ranks = LearnerRanks(self.spec, self._directory.learner, self.environ)
         return support
-
-    def _require_gpus(self, settings: TrainingSettings) -> None:
-        learners, servers = _learner_processes(settings), settings.vllm_replicas
-        found = len(visible_gpus(self.environ))
-        if servers > 1 and found < learners + servers:
-            raise OsmosisError(
-                f"[advanced].vllm_replicas = {servers} needs {learners + servers} GPUs with the learner's, and this "
-                f"machine has {found}."
-            )
 
     def _own_vllm(self) -> str:
         found = shutil.which("vllm", path=self.environ.get("PATH"))

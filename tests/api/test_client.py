@@ -26,7 +26,7 @@ from osmosis_ai.services.datasets import get_dataset, list_datasets
 from osmosis_ai.services.log_following import LogFollower
 from osmosis_ai.services.models import deploy, undeploy
 from osmosis_ai.services.runs.lifecycle import post_stop, run_path
-from osmosis_ai.services.runs.submit import check_run, post_run
+from osmosis_ai.services.runs.submit import ask_platform, post_run
 from osmosis_ai.services.secrets import set_secret
 from tests.api.conftest import BASE, GIT, TOKEN
 
@@ -345,7 +345,7 @@ _SUBMIT = EvalRunSubmit(
         ("models/m/deploy", _MODEL | {"status": "active"}, lambda client: deploy(client, "m")),
         ("models/m/undeploy", _MODEL | {"status": "inactive"}, lambda client: undeploy(client, "m")),
         ("training-runs/r/stop", {"id": "r"}, lambda client: post_stop(client, "train", "r")),
-        ("eval-runs/check", {"dry_run": True}, lambda client: check_run(client, _SUBMIT)),
+        ("eval-runs/check", {"dry_run": True}, lambda client: ask_platform(client, _SUBMIT)),
         (
             "environment-secrets",
             {"id": "s", "name": "KEY"},

@@ -226,16 +226,16 @@ INTENDED = "a" * 64
 
 
 def test_upload_intent(tmp_path: Path) -> None:
-    first = note_intent(tmp_path / "state", digest=INTENDED, scope="here fern/agents sums")
-    assert stat.S_IMODE(first.path.stat().st_mode) == 0o600
-    assert note_intent(tmp_path / "state", digest=INTENDED, scope="here fern/agents sums") == first
-    for other in (
+    first, file = note_intent(tmp_path / "state", digest=INTENDED, scope="here fern/agents sums")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert note_intent(tmp_path / "state", digest=INTENDED, scope="here fern/agents sums") == (first, file)
+    for other, _ in (
         note_intent(tmp_path / "state", digest="b" * 64, scope="here fern/agents sums"),
         note_intent(tmp_path / "state", digest=INTENDED, scope="there fern/agents sums"),
     ):
-        assert other.intent.id != first.intent.id
-    first.forget()
-    assert note_intent(tmp_path / "state", digest=INTENDED, scope="here fern/agents sums") != first
+        assert other.id != first.id
+    file.unlink()
+    assert note_intent(tmp_path / "state", digest=INTENDED, scope="here fern/agents sums")[0] != first
 
 
 def test_upload_intent_header() -> None:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, Literal
@@ -53,32 +52,20 @@ class UnfinishedUpload(BaseModel):
         self.path.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True)
-class NotedIntent:
-    """The intent to upload, recorded in a file before the first request."""
-
-    path: Path
-    intent: UploadIntent
-
-    def forget(self) -> None:
-        """Remove the file after the upload was completed or cancelled."""
-        self.path.unlink(missing_ok=True)
-
-
-def note_intent(state_dir: Path, *, digest: str, scope: str) -> NotedIntent:
-    """Return the intent to send these bytes to ``scope``; an interrupted one is reused."""
+def note_intent(state_dir: Path, *, digest: str, scope: str) -> tuple[UploadIntent, Path]:
+    """Return the intent to send these bytes to ``scope``, and its file; an interrupted one is reused."""
     path = state_dir / f"{_short(digest)}-{_short(hashlib.sha256(scope.encode()).hexdigest())}.intent"
     try:
         found = UploadIntent.of(path.read_text("ascii").strip())
     except (OSError, UnicodeDecodeError):
         found = None
     if found is not None and found.sha256 == digest:
-        return NotedIntent(path, found)
-    noted = NotedIntent(path, UploadIntent(uuid.uuid4().hex, digest))
+        return found, path
+    intent = UploadIntent(uuid.uuid4().hex, digest)
     with suppress(OSError):
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomic(path, f"{noted.intent.header}\n")
-    return noted
+        write_atomic(path, f"{intent.header}\n")
+    return intent, path
 
 
 def open_upload(

@@ -36,10 +36,10 @@ from osmosis_ai.api.models.datasets import (
     DatasetDownload,
     DatasetList,
     UploadInstructions,
+    UploadIntent,
 )
 from osmosis_ai.api.transfer import download, upload_file
 from osmosis_ai.api.upload_records import (
-    NotedIntent,
     UnfinishedUpload,
     find_unfinished_upload,
     note_intent,
@@ -160,8 +160,8 @@ def upload_dataset(
         OsmosisError: the file changed during the upload.
     """
     scope = f"{client.platform_url} {client.git_identity} {path.stem}"
-    noted = note_intent(cache_dir() / "uploads", digest=file_digest(path), scope=scope)
-    sender = _Sender(client, path, report, progress, warn, scope, noted)
+    intent, intent_file = note_intent(cache_dir() / "uploads", digest=file_digest(path), scope=scope)
+    sender = _Sender(client, path, report, progress, warn, scope, intent, intent_file)
     return sender.resume() or sender.start(overwrite=overwrite)
 
 
@@ -175,12 +175,13 @@ class _Sender:
     progress: Progress
     warn: Warn
     scope: str
-    noted: NotedIntent
+    intent: UploadIntent
+    intent_file: Path
 
     def resume(self) -> Dataset | None:
         """Resume an interrupted upload of the same bytes; None if there is no such upload."""
         unfinished = find_unfinished_upload(
-            cache_dir() / "uploads", digest=self.noted.intent.sha256, scope=self.scope
+            cache_dir() / "uploads", digest=self.intent.sha256, scope=self.scope
         )
         if unfinished is None:
             return None
@@ -232,7 +233,7 @@ class _Sender:
         return was_completed or dataset.status in ("pending", "uploading")
 
     def _create(self, request: DatasetCreateRequest) -> Dataset:
-        headers = {UPLOAD_INTENT_HEADER: self.noted.intent.header}
+        headers = {UPLOAD_INTENT_HEADER: self.intent.header}
         return self.client.post(_DATASETS, request, model=Dataset, headers=headers)
 
     def _send(self, dataset_id: str, instructions: UploadInstructions) -> Dataset:
@@ -243,7 +244,7 @@ class _Sender:
                 if instructions.method == "multipart":
                     record = open_upload(
                         cache_dir() / "uploads",
-                        digest=self.noted.intent.sha256,
+                        digest=self.intent.sha256,
                         dataset_id=dataset_id,
                         instructions=instructions,
                         scope=self.scope,
@@ -263,11 +264,11 @@ class _Sender:
                     hint="run the same command again to continue with the parts that have arrived",
                 ) from None
             self._abort(dataset_id)
-            self.noted.forget()
+            self.intent_file.unlink(missing_ok=True)
             raise
         if record is not None:
             record.forget()
-        self.noted.forget()
+        self.intent_file.unlink(missing_ok=True)
         return dataset
 
     def _complete(self, dataset_id: str, parts: list[CompletedPart] | None) -> Dataset:

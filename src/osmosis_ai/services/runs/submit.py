@@ -247,7 +247,7 @@ def prepare_submission(
         tell("Checking secrets")
     secrets, doubt = plan_run_secrets(context.client, loaded.secrets, supplied)
     tell("Asking the platform")
-    verdict = ask_platform(context, _body(loaded, stand_ins(supplied)))
+    verdict = ask_platform(context.client, _body(loaded, stand_ins(supplied)))
     # Configs are sent in the request, so changes in them do not matter.
     state = read_git_state(context.workspace.root, ignored="configs")
     git = context.git
@@ -351,27 +351,22 @@ def _import_code(context: PlatformContext, kind: RunKind, config: Config, tell: 
     ).require(f"{kind} submit")
 
 
-def ask_platform(context: PlatformContext, body: Body) -> SubmitCheck | None:
+def ask_platform(client: PlatformClient, body: Body) -> SubmitCheck | None:
     """Preview the submit of ``body`` on the platform; None if unsupported.
 
     The hosted service has no such route, and is never sent a request that it does not know.
     """
-    if context.credentials.platform_url == DEFAULT_PLATFORM_URL:
+    if client.platform_url == DEFAULT_PLATFORM_URL:
         return None
     with explaining_failures():
-        return check_run(context.client, body)
-
-
-def check_run(client: PlatformClient, body: Body) -> SubmitCheck | None:
-    """Preview a submit; None if the platform has no such route."""
-    try:
-        found = client.post(f"{_collection(body)}/check", body, model=SubmitCheck, retry=REPEATING)
-    except PlatformError as error:
-        # Other errors of these statuses refuse the submit or its user.
-        is_verdict = error.body.get("dry_run") is True or (error.platform_code or "").startswith("GIT_")
-        if error.status in _NO_ROUTE and not is_verdict:
-            return None
-        raise
+        try:
+            found = client.post(f"{_collection(body)}/check", body, model=SubmitCheck, retry=REPEATING)
+        except PlatformError as error:
+            # Other errors of these statuses refuse the submit or its user.
+            is_verdict = error.body.get("dry_run") is True or (error.platform_code or "").startswith("GIT_")
+            if error.status in _NO_ROUTE and not is_verdict:
+                return None
+            raise
     return found if found.dry_run else None
 
 
@@ -455,7 +450,7 @@ def prepare_resubmit(
     supplied = supplied_values(names, secret_values)
     client.hide(supplied.values())
     secrets, doubt = plan_run_secrets(client, names, supplied)
-    verdict = ask_platform(context, _body_again(kind, detail, stand_ins(supplied)))
+    verdict = ask_platform(client, _body_again(kind, detail, stand_ins(supplied)))
     warnings = [
         None if detail.request is not None else _NOT_SAID,
         doubt if verdict is None else None,

@@ -18,11 +18,12 @@ from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.reports import RUBRIC_HOLDS, TRAINING_HOLDS, report_file, require_report
 from osmosis_ai.cli.output.results import Column, OperationResult, StreamResult
+from osmosis_ai.files import cache_dir
 
 if TYPE_CHECKING:
     from osmosis_ai.services.report_files import ReportFile
-    from osmosis_ai.services.viewing import ViewerAddress
     from osmosis_ai.viewer.reports import RunReportOptions
+    from osmosis_ai.viewer.serving import RunningViewer
 
 MOST_MB = 10.0
 _EVALUATION_HOLDS = (
@@ -93,8 +94,9 @@ def view(
         return _written(run, file, options)
     from osmosis_ai.services.viewing import open_viewer
 
-    found = open_viewer(run, host=host, port=port)
-    return StreamResult(items=_shown(found, opens=not no_open), columns=[Column("", "message")])
+    place, address, running = open_viewer(run, host=host, port=port)
+    items = _shown(place, address, running, opens=not no_open)
+    return StreamResult(items=items, columns=[Column("", "message")])
 
 
 def _written(run: str | None, file: ReportFile, options: RunReportOptions) -> OperationResult:
@@ -118,30 +120,28 @@ def _written(run: str | None, file: ReportFile, options: RunReportOptions) -> Op
     )
 
 
-def _shown(found: ViewerAddress, *, opens: bool) -> Iterator[dict[str, Any]]:
+def _shown(place: Path, address: str, running: RunningViewer, *, opens: bool) -> Iterator[dict[str, Any]]:
     """Yield one line with the address, and end with the viewer."""
-    from osmosis_ai.services.viewing import page_for_browser
-    from osmosis_ai.viewer.serving import bracketed
+    from osmosis_ai.viewer.serving import bracketed, leave_opening_page
 
     output = current()
     result = OperationResult(
         operation="view",
-        message=f"Runs of {shown_path(found.place)}: {found.address}",
-        resource={
-            "place": str(found.place),
-            "url": found.address,
-            "port": found.running.port,
-        },
+        message=f"Runs of {shown_path(place)}: {address}",
+        resource={"place": str(place), "url": address, "port": running.port},
     )
     yield result.envelope()
     if os.environ.get("SSH_CONNECTION") or os.environ.get("SSH_TTY"):
-        output.note(
-            f"From your own machine: {_tunnel_command(bracketed(found.running.host), found.running.port)}"
-        )
-    elif opens and (page := page_for_browser(found)) is not None and open_browser(page):
+        output.note(f"From your own machine: {_tunnel_command(bracketed(running.host), running.port)}")
+    # All users can see a process's arguments, so the browser opens a file that redirects to the address.
+    elif (
+        opens
+        and (page := leave_opening_page(cache_dir(), address)) is not None
+        and open_browser(page.absolute().as_uri())
+    ):
         output.note("Opened in your browser.")
     output.note("Press Ctrl-C to stop.")
-    found.running.run()
+    running.run()
 
 
 def _tunnel_command(host: str, port: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote
@@ -42,17 +41,8 @@ class ViewedPlace(NamedTuple):
     path: str = "/"
 
 
-@dataclass(frozen=True)
-class ViewerAddress:
-    """A viewer of the runs in ``place``, and a one-time URL of it for one browser."""
-
-    place: Path
-    address: str
-    running: RunningViewer
-
-
-def open_viewer(reference: str | None, *, host: str, port: int) -> ViewerAddress:
-    """Return a viewer for runs, with a reserved port.
+def open_viewer(reference: str | None, *, host: str, port: int) -> tuple[Path, str, RunningViewer]:
+    """Return the place of the runs, a one-time URL for one browser, and their viewer, with a reserved port.
 
     Args:
         reference: a directory or local run; the workspace or the current directory when None.
@@ -72,18 +62,7 @@ def open_viewer(reference: str | None, *, host: str, port: int) -> ViewerAddress
         )
     source = LocalSource(found.root, cache_dir=cache, patience_s=_PATIENCE_S)
     running = prepare_viewer(source, cache_dir=cache, host=host, port=port)
-    return ViewerAddress(found.root, running.address(found.path), running)
-
-
-def page_for_browser(found: ViewerAddress) -> str | None:
-    """Return a file that redirects to the address, because all users can see process arguments.
-
-    None if the file cannot be written.
-    """
-    from osmosis_ai.viewer.serving import leave_opening_page
-
-    page = leave_opening_page(cache_dir(), found.address)
-    return page.absolute().as_uri() if page is not None else None
+    return found.root, running.address(found.path), running
 
 
 def report_run(

@@ -86,8 +86,8 @@ def local_info(run: LocalTraining, more: Mapping[str, Any]) -> DetailResult:
 def summary(run: LocalTraining | DescribedTraining, notes: Iterable[tuple[str, str | None]]) -> list[Block]:
     """Return status, results, non-default settings, warnings and the checkpoints that matter."""
     entry, steps = run.run_detail.summary, dict(run.run_detail.facts).get("Steps")
-    progress = f", {steps} steps" if steps else ""
-    progress += f" in {formats.duration(run.duration_s)}" if run.duration_s is not None else ""
+    duration = None if run.duration_s is None else formats.duration(run.duration_s)
+    progress = " in ".join(filter(None, [f"{steps} steps" if steps else None, duration]))
     facts = [
         ("Error", entry.error),
         *notes,
@@ -102,7 +102,8 @@ def summary(run: LocalTraining | DescribedTraining, notes: Iterable[tuple[str, s
     if len(settings) > _MOST_SETTINGS:
         settings[_MOST_SETTINGS:] = [("…", f"{len(settings) - _MOST_SETTINGS} more with --verbose")]
     known = [f"  {label:<9}{formats.one_line(text)}" for label, text in facts if text]
-    title = f"Training run {formats.one_line(entry.name)}: {entry.status}{progress}"
+    status = f"Training run {formats.one_line(entry.name)}: {entry.status}"
+    title = ", ".join(filter(None, [status, progress]))
     return [
         Text(title, tone=_TONES.get(entry.status), in_plain=True),
         *_text(known, *result_lines(run.curves), aligned("Non-default settings", settings)),

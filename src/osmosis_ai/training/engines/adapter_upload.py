@@ -32,18 +32,19 @@ LARGEST_FILE_BYTES = 64 * 2**30
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 class AdapterUpload:
-    def __init__(self, app: Callable[[dict[str, Any], Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         self._app = app
         self._key = os.environ.get(KEY_ENV, "")
         if not self._key:
             raise RuntimeError(f"{KEY_ENV} is not set (required to receive adapters).")
         self._directory = tempfile.TemporaryDirectory(prefix="osmosis-adapters-")
 
-    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(
+        self, scope: dict[str, Any], receive: Receive, send: Callable[..., Awaitable[None]]
+    ) -> None:
         path = scope.get("path", "")
         if scope["type"] != "http" or not (path == UPLOADS or path.startswith(f"{UPLOADS}/")):
             await self._app(scope, receive, send)

@@ -214,7 +214,7 @@ class _Replica:
         path = str(adapter.resolve())
         if self._receives_adapters:
             for file in ADAPTER_FILES:
-                stored = await self.send("PUT", f"{UPLOADS}/{adapter.name}/{file}", file=adapter / file)
+                stored = await self.send("PUT", f"{UPLOADS}/{adapter.name}/{file}", adapter / file)
                 path = stored["path"]
         # The last is read with _MOE_OPTION only.
         body = {"lora_name": adapter.name, "lora_path": path, "is_3d_lora_weight": True}
@@ -246,7 +246,7 @@ class _Replica:
             await self.close()
 
     async def _served_length(self) -> int:
-        listed = (await self.send("GET", "/v1/models", timeout_s=ANSWER_TIMEOUT_S)).get("data") or ()
+        listed = (await self.send("GET", "/v1/models")).get("data") or ()
         for entry in listed:
             if entry.get("id") == self._model and entry.get("max_model_len"):
                 return int(entry["max_model_len"])
@@ -257,28 +257,19 @@ class _Replica:
 
     @stamina.retry(on=_TransientError, attempts=ATTEMPTS, timeout=None)
     async def send(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        file: Path | None = None,
-        timeout_s: float = REQUEST_TIMEOUT_S,
+        self, method: str, path: str, body: Mapping[str, Any] | Path | None = None
     ) -> dict[str, Any]:
         """Send a request with a JSON body or a file, with retries of transient errors."""
         http, lost = self._http, f"vLLM at {self.url} cannot be reached: "
+        total_s = ANSWER_TIMEOUT_S if method == "GET" else REQUEST_TIMEOUT_S
+        limit = aiohttp.ClientTimeout(total=total_s, sock_connect=ANSWER_TIMEOUT_S)
         if http is None or http.closed:
             raise NetworkError(f"{lost}the connection was closed")
         self.waiting += 1
         try:
-            with nullcontext() if file is None else file.open("rb") as data:
-                async with http.request(
-                    method,
-                    self.url + path,
-                    json=body,
-                    data=data,
-                    timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=ANSWER_TIMEOUT_S),
-                ) as response:
+            with body.open("rb") if isinstance(body, Path) else nullcontext() as data:
+                content = {"json": body} if data is None else {"data": data}
+                async with http.request(method, self.url + path, timeout=limit, **content) as response:
                     text = await response.text()
                     if response.status in _TRANSIENT:
                         raise _TransientError(f"{lost}HTTP {response.status}: {text[:500]}")

@@ -224,11 +224,21 @@ def test_a_pass_over_micro_batches_never_waits_for_the_device(
         ("all-linear", TRAINED["glm4_moe"][2]),
         (["mlp.experts.gate_up_proj", "mlp.experts.down_proj"], OF_EXPERTS),
         (["shared_experts.gate_proj"], RANK * (32 + 16)),
-        (r"model\.layers\.0\..*", ATTENTION + DENSE),
+        ("model.layers.0.*", ATTENTION + DENSE),
     ],
 )
 def test_lora_targets_select_experts_or_others(targets: Any, trainable: int, tmp_path: Path) -> None:
     model = saved_model("Glm4MoeConfig", ROUTED, tmp_path)
+    learner = Learner(str(model), TrainingSettings(**SETTINGS, lora_targets=targets), "cpu")
+    assert learner.trainable_parameters == trainable
+
+
+@pytest.mark.parametrize(
+    ("targets", "trainable"),
+    [(["layers.0.*", "lm_head"], ATTENTION + DENSE + RANK * (32 + 97)), ("q_proj", 2 * RANK * (32 + 32))],
+)
+def test_lora_targets_of_an_unknown_architecture(targets: Any, trainable: int, tmp_path: Path) -> None:
+    model = saved_model("Olmo2Config", {}, tmp_path)
     learner = Learner(str(model), TrainingSettings(**SETTINGS, lora_targets=targets), "cpu")
     assert learner.trainable_parameters == trainable
 

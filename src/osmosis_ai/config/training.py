@@ -187,7 +187,11 @@ class AdvancedSection(ConfigSection):
     # the adapter
     lora_rank: Count = setting(16, "rank of the adapter's matrices")
     lora_alpha: Positive = setting(32.0, "scale of the adapter: alpha / rank")
-    lora_targets: str | list[str] = setting("all-linear", "the layers that get an adapter")
+    lora_targets: str | list[str] = setting(
+        "all-linear",
+        "the layers that get an adapter: all, or ends of names, in which * matches anything",
+        example=["q_proj", "layers.[0-3].mlp.*"],
+    )
     # the optimiser
     weight_decay: NotNegative = setting(0.0, "weight decay of AdamW on the adapter")
     adam_beta2: Annotated[float, Field(gt=0, lt=1)] = setting(0.99, "beta2 of AdamW")

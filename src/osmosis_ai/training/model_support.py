@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +29,7 @@ SERVED_BY_TORCH = {"full_attention", "sliding_attention"}
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _COUNTS = ("hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 _MOST_LAYERS = 10_000
+_MOST_TARGETS, _LONGEST_TARGET = 1_000, 200
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _SHIPPED = Path(__file__).with_name("model_configs.json")
 HUB_NAME = re.compile(r"(?!.*(--|\.\.))(\w([\w.-]*\w)?/)?\w([\w.-]{0,94}\w)?", re.ASCII)
@@ -322,25 +324,28 @@ def _problem_of_weights(model_path: str, config: Config, *, is_known: bool) -> s
 def lora_plan(layout: ModelLayout, rank: int, targets: str | Sequence[str]) -> LoraPlan:
     """Return which weights ``lora_targets`` selects.
 
-    "all-linear" selects every matrix of the layers, including those of experts, but no frozen one. A list has names or
-    ends of names, another string is a regular expression for whole names, as in PEFT.
+    "all-linear" selects every matrix of the layers, including those of experts, but no frozen one.
 
     Raises:
-        OsmosisError: A target matches no weight, or the regular expression is invalid.
+        OsmosisError: A target matches no weight, or there are too many targets.
     """
+    if targets == "all-linear":
+        targets = ["*"]
+    targets = target_list(targets)
     having: dict[str, list[int]] = {}
     chosen: dict[Matrix, list[int]] = {}
     left_out: Counter[str] = Counter()
     matched: set[str] = set()
     for number, matrix in layout.matrices():
         having.setdefault(matrix.name, []).append(number)
-        target = None if matrix.is_frozen else _selecting(targets, f"model.layers.{number}.{matrix.name}")
-        if target is None:
-            left_out[matrix.name] += matrix.parameters
-        else:
-            matched.add(target)
+        full_name = f"model.layers.{number}.{matrix.name}"
+        found = {each for each in targets if not matrix.is_frozen and is_target(each, full_name)}
+        matched |= found
+        if found:
             chosen.setdefault(matrix, []).append(number)
-    if missing := {targets} - matched if isinstance(targets, str) else set(targets) - matched:
+        else:
+            left_out[matrix.name] += matrix.parameters
+    if missing := set(targets) - matched:
         known = sorted({matrix.name for _, matrix in layout.matrices() if not matrix.is_frozen})
         raise OsmosisError(
             f"lora_targets matches no layer: {', '.join(sorted(missing))}.",
@@ -363,17 +368,22 @@ def lora_plan(layout: ModelLayout, rank: int, targets: str | Sequence[str]) -> L
     )
 
 
-def _selecting(targets: str | Sequence[str], full_name: str) -> str | None:
-    """Return the target that selects a weight."""
-    if isinstance(targets, str):
-        try:
-            selects = targets == "all-linear" or re.fullmatch(targets, full_name)
-        except (re.error, OverflowError, RecursionError) as error:
-            raise OsmosisError(
-                f"lora_targets is not a valid regular expression: {targets} ({error})."
-            ) from error
-        return targets if selects else None
-    return next((each for each in targets if full_name == each or full_name.endswith(f".{each}")), None)
+def target_list(targets: str | Sequence[str]) -> list[str]:
+    """Return ``lora_targets`` other than "all-linear" as a list of limited size."""
+    targets = [targets] if isinstance(targets, str) else list(targets)
+    if len(targets) > _MOST_TARGETS or max(map(len, targets), default=0) > _LONGEST_TARGET:
+        raise OsmosisError(
+            f"lora_targets has more than {_MOST_TARGETS:,} names, or one of more than {_LONGEST_TARGET} characters."
+        )
+    return targets
+
+
+def is_target(target: str, full_name: str) -> bool:
+    """Return whether a name, an end of a name or a pattern with the wildcards of file names selects a weight.
+
+    Unlike a regular expression, such a pattern is matched without exponential backtracking.
+    """
+    return fnmatchcase(f".{full_name}", f"*.{target}")
 
 
 @dataclass(frozen=True)

@@ -150,8 +150,10 @@ def test_all_issues_are_reported_at_once(api: TestClient) -> None:
     body = refused(api, 400, "INVALID_CONFIG", advanced_config={"validation_attempts": 10**9})
     said = issue(body, "advanced.validation_attempts")["message"]
     assert said == "validation may have at most 100000 rollouts"
-    # This expression would take years to match.
-    torch = {"policy_engine": "torch", "lora_targets": r"([\w.]+)+!"}
+    none = {"lora_targets": r"([\w.]+)+!"}  # as a regular expression, it would take years to match
+    body = refused(api, 400, "INVALID_CONFIG", experiment_config=hybrid, advanced_config=none)
+    assert "lora_targets matches no layer" in issue(body, "experiment.model_path")["message"]
+    torch = {"policy_engine": "torch"}
     body = refused(api, 400, "INVALID_CONFIG", experiment_config=hybrid, advanced_config=torch)
     assert issue(body, "experiment.model_path")["message"].endswith('Set [advanced].policy_engine = "vllm".')
 

@@ -413,12 +413,8 @@ def _model_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
         yield Issue(MODEL_PATH, "is a relative path: use an absolute one, or a name on the Hugging Face Hub")
     if not HUB_NAME.fullmatch(base):
         return
-    settings = read_settings(document)
-    if isinstance(settings.lora_targets, str):
-        # A regular expression can backtrack for hours; only the machine that trains matches it.
-        settings = settings.model_copy(update={"lora_targets": "all-linear"})
     try:
-        model_support(base, settings).require()
+        model_support(base, read_settings(document)).require()
     except NotFoundError:
         return
     except OsmosisError as error:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.catalog import built_in_model, served_models
 from osmosis_ai.inference.torch_engine import LowRankUpdate
-from osmosis_ai.training.model_support import model_support, read_model_config
+from osmosis_ai.training.model_support import is_target, model_support, read_model_config, target_list
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
@@ -94,7 +94,7 @@ def load_policy(
                     lora_alpha=settings.lora_alpha,
                     lora_dropout=0.0,
                     task_type="CAUSAL_LM",
-                    **_peft_targets(support, settings),
+                    **_peft_targets(base, support, settings),
                 )
                 policy = get_peft_model(base, lora)
             # The adapter names its base model, not where this machine keeps the files.
@@ -125,7 +125,7 @@ def load_policy(
     return policy.train()
 
 
-def _peft_targets(support: ModelSupport, settings: TrainingSettings) -> dict[str, Any]:
+def _peft_targets(base: nn.Module, support: ModelSupport, settings: TrainingSettings) -> dict[str, Any]:
     """Return PEFT's options for the weights of the plan.
 
     In a mixture of experts, PEFT takes a module `gate_proj`, `up_proj` or `down_proj` for the routed experts, wherever
@@ -133,7 +133,11 @@ def _peft_targets(support: ModelSupport, settings: TrainingSettings) -> dict[str
     """
     layout, plan = support.layout, support.plan
     if layout is None or plan is None:
-        return {"target_modules": settings.lora_targets}
+        if settings.lora_targets == "all-linear":
+            return {"target_modules": "all-linear"}
+        targets = target_list(settings.lora_targets)
+        names = [name for name, module in base.named_modules() if isinstance(module, nn.Linear)]
+        return {"target_modules": [name for name in names if any(is_target(each, name) for each in targets)]}
     routed = any(matrix.experts for _, matrix in layout.matrices())
     dense = [name for name in plan.target_modules if routed and ".mlp." in f".{name}"]
     return {

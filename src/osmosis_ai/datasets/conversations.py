@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,14 @@ CONVERSATION_COLUMNS = MESSAGES_COLUMN, TOOLS_COLUMN = "messages", "tools"
 
 @dataclass(frozen=True, slots=True)
 class ConversationRow:
-    """A conversation with at least one assistant turn; messages and tools as chat templates take them."""
+    """A conversation with at least one assistant turn; messages and tools as chat templates take them.
+
+    ``place`` is where a file has it, such as ``line 3``.
+    """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
+    place: str | None = None
 
     @property
     def prompt(self) -> str:
@@ -35,7 +39,7 @@ def iter_conversations(path: Path) -> Iterator[ConversationRow]:
     )
     for number, record in reader:
         try:
-            yield read_conversation_row(record)
+            yield replace(read_conversation_row(record), place=f"{reader.unit} {number}")
         except ValueError as error:
             reader.report_at(number, str(error))
 

@@ -67,6 +67,8 @@ class ChatFormat(ABC):
     def __init__(self, raw: RawTokenizer) -> None:
         self._raw = raw
         self._bytes = _byte_level_vocabulary(raw)
+        added = raw.get_added_tokens_decoder().values()
+        self.special_tokens = sorted(token.content for token in added if token.special)
         # In bytes.
         self.longest_token = max(map(len, self._bytes or (token.encode() for token in raw.get_vocab())))
 

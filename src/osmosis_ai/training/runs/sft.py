@@ -7,9 +7,9 @@ earlier turns splits a conversation into several sequences, in which every turn 
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,8 @@ from osmosis_ai.training.runs.spec import SplitRows, ValidationPlan, overlap_war
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
+
+_MOST_PLACES = 5
 
 
 @dataclass(eq=False, kw_only=True)
@@ -86,7 +88,7 @@ def tokenise_conversations(
 ) -> SplitRows[list[TokenSequence]]:
     """Return the conversations in tokens, with a warning for each reason why some are left out."""
     longest = settings.max_prompt_length + settings.max_response_length
-    cache, left_out = PromptPrefixCache(chat), Counter[str]()
+    cache, left_out = PromptPrefixCache(chat), dict[str, list[str | None]]()
 
     def tokenised(row: ConversationRow) -> list[TokenSequence] | None:
         try:
@@ -95,15 +97,18 @@ def tokenise_conversations(
                 raise ValueError(f"longer than max_prompt_length + max_response_length = {longest:,} tokens")
             return sequences
         except ValueError as error:
-            left_out[str(error)] += 1
+            left_out.setdefault(str(error), []).append(row.place)
             return None
 
     training = {index: found for index, row in rows.training.items() if (found := tokenised(row))}
     held_out = [found for row in rows.held_out if (found := tokenised(row))]
     total = len(rows.training) + len(rows.held_out)
-    reasons = [
-        f"{count:,} of {total:,} conversations are left out: {why}." for why, count in left_out.items()
-    ]
+    reasons = []
+    for why, places in left_out.items():
+        known = [place for place in places if place][:_MOST_PLACES]
+        known += ["…"] * (0 < len(known) < len(places))
+        listed = f" ({', '.join(known)})" if known else ""
+        reasons.append(f"{len(places):,} of {total:,} conversations are left out: {why}{listed}.")
     if not training:
         raise OsmosisError(f"no conversation is usable for training. {' '.join(reasons)}")
     return SplitRows(training, held_out, (*rows.warnings, *reasons))
@@ -114,9 +119,14 @@ def conversation_tokens(
 ) -> list[TokenSequence]:
     """Return the sequences of a conversation, in which the assistant's tokens are marked as sampled.
 
-    Raises ValueError if the chat template cannot render it, or if it does not write a turn the way the model samples
-    one: after the generation prompt, up to one of ``end_tokens``.
+    Raises ValueError if a message contains a special token, if the chat template cannot render it, or if it does not
+    write a turn the way the model samples one: after the generation prompt, up to one of ``end_tokens``.
     """
+    # The tokenizer recognises special tokens in messages, too.
+    written = json.dumps([row.messages, row.tools], ensure_ascii=False)
+    for token in chat.special_tokens:
+        if json.dumps(token, ensure_ascii=False)[1:-1] in written:
+            raise ValueError(f"a message contains the special token {token}")
     recording = Recording("", chat, end_tokens, cache)
     marks = [chat.token_bytes(token).decode() for token in end_tokens]
     for index, message in enumerate(row.messages):

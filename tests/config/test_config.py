@@ -135,7 +135,7 @@ FORMATS = "hermes, qwen3_coder, mistral, deepseek, llama3_json, pythonic"
         (f"[advanced]\n{VLLM}vllm_url = ['http://a', 'b']", "advanced.vllm_url", "begin with http://"),
         (f"[advanced]\n{VLLM}vllm_url = []", "advanced.vllm_url", "at least one server"),
         (f"[advanced]\n{VLLM}vllm_url = ['http://a', 'http://a/']", "advanced.vllm_url", "a server twice"),
-        (f"[advanced]\n{VLLM}vllm_url = 'http://u:p@h'", "advanced.vllm_url", "name or password"),
+        (f"[advanced]\n{VLLM}vllm_url = 'http://u:p@h'", "advanced.vllm_url", "use the secret VLLM_API_KEY"),
         (f"[advanced]\n{VLLM}vllm_url = 'http://['", "advanced.vllm_url", "is not a valid URL"),
         (f"[advanced]\n{VLLM}vllm_replicas = 0", "advanced.vllm_replicas", "at least 1"),
         (

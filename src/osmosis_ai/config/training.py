@@ -152,8 +152,8 @@ class AdvancedSection(ConfigSection):
     # the policy's engine
     policy_engine: EngineName = setting(
         "torch",
-        "sampling engine: this process (torch) or a vLLM server (vllm); on a GPU, vllm is the default for models with at "
-        "least 1 billion parameters",
+        "sampling engine: this process (torch) or a vLLM server (vllm); on a GPU, the default is vllm, except for models "
+        "with fewer than 1 billion parameters and with rollout_top_p below 1",
     )
     vllm_url: Annotated[str | list[str] | None, MAY_CHANGE] = setting(
         None,
@@ -400,7 +400,7 @@ def _url_problem(text: str) -> str | None:
     if url.scheme not in ("http", "https") or not url.hostname:
         return "must begin with http:// or https://"
     if "@" in url.netloc:  # it would be shown in messages
-        return "must not contain a name or password"
+        return "must not contain a name or password: use the secret VLLM_API_KEY or TINKER_API_KEY"
     return None
 
 

@@ -32,7 +32,6 @@ from osmosis_ai.workspace.layout import find_workspace
 
 MIB, GIB = 2**20, 2**30
 GPUS: Mapping[str, int] = {
-    "T4": 15360 * MIB,
     "L4": 23034 * MIB,
     "A10G": 23028 * MIB,
     "RTX 4090": 24564 * MIB,
@@ -44,7 +43,7 @@ GPUS: Mapping[str, int] = {
     "H200": 143771 * MIB,
     "B200": 183359 * MIB,
 }
-"""Memory as reported by the driver (`nvidia-smi`), slightly less than the nominal size."""
+"""GPUs with bfloat16: memory as reported by the driver (`nvidia-smi`), slightly less than the nominal size."""
 _NVIDIA_SMI_TIMEOUT_S = 10.0
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(GB|GIB|G|MB|MIB|M)", re.IGNORECASE)
 

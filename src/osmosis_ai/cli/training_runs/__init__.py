@@ -79,7 +79,7 @@ _LARGEST_PARTS = 3
 @app.command()
 def estimate(
     config: options.TrainingConfigArgument,
-    gpu: Annotated[str | None, typer.Option(help="GPU model, such as T4, L4, A100, H100 or H200.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU model, such as L4, A100, H100 or H200.")] = None,
     gpu_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="GPU memory, such as 80GB, if the model is not listed.")
     ] = None,

@@ -507,9 +507,9 @@ def test_warnings_are_shown_while_watching_and_a_collapsed_run_is_not_deployed(m
     }
     changed = {**metrics, "metrics": [*metrics["metrics"], dropped]}
     maze.get(f"/training-runs/{train_replies.OWN['id']}/metrics").respond(json=changed)
-    maze.get(f"/training-runs/{train_replies.OWN['id']}").respond(
-        json=maze.get("/training-runs/kestrel").return_value.json()
-    )
+    reply = maze.get("/training-runs/kestrel").return_value
+    assert reply is not None
+    maze.get(f"/training-runs/{train_replies.OWN['id']}").respond(json=reply.json())
     shown = maze.osmosis("train", "info", "kestrel").out
     assert "model deploy" not in shown and "osmosis train logs kestrel --level warning" in shown
     maze.post("/models/kestrel/deploy").respond(404, json={"error": "not found"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tests.cli.maze import Maze
@@ -101,7 +102,7 @@ METRICS: dict[str, Any] = {
         },
     ],
 }
-VALIDATED = {
+VALIDATED: dict[str, Mapping[int, float]] = {
     "eval/validation/pass_rate": {0: 0.2, 10: 0.35, 20: 0.6, 30: 0.55, 40: 0.5},
     "eval/validation/reward": {0: 0.2, 10: 0.35, 20: 0.6, 30: 0.55, 40: 0.5},
     "eval/validation/reward_low": {0: 0.11, 10: 0.24, 20: 0.48, 30: 0.43, 40: 0.38},

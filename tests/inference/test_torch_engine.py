@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -412,7 +413,9 @@ def test_an_adapter_that_does_not_fit() -> None:
 def test_a_deployed_adapter_is_merged(tmp_path: Path) -> None:
     learned = policy(torch.float32, size=1e-2)
     save_adapter(learned, tmp_path)
-    served = TorchModel.load(MODEL_DIR, adapter=tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        served = TorchModel.load(MODEL_DIR, adapter=tmp_path)
     with torch.no_grad():
         wanted = learned(input_ids=torch.from_numpy(IDS)).logits[:, -1]
     torch.testing.assert_close(logits(served), wanted, atol=1e-4, rtol=1e-3)

@@ -6,7 +6,7 @@ A subclass of :class:`SourceContract` gives the fixture ``place``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, pairwise
 from typing import Any, Protocol, get_args
@@ -187,15 +187,15 @@ class SourceContract:
         assert len(found) == whole.counts[outcome] == page.counts["total"] > 0
         assert page.counts["unfiltered"] == len(whole.items) == 24
         assert page.counts["pending"] == 3
-        wanted = {
+        wanted: dict[Outcome, Callable[[SampleEntry], bool]] = {
             "passed": lambda entry: entry.passed is True,
             "below": lambda entry: entry.passed is False,
             "failed": lambda entry: entry.status == "failed",
             "unscored": lambda entry: entry.reward is None,
             "flaky": lambda entry: entry.flaky,
-        }[outcome]
+        }
         assert places_of(found := sorted(found, key=lambda entry: (entry.row, entry.attempt))) == places_of(
-            [entry for entry in whole.items if wanted(entry)]
+            [entry for entry in whole.items if wanted[outcome](entry)]
         )
 
     def test_duplicate_rows_are_flaky_together(self, place: PlaceOfRuns) -> None:

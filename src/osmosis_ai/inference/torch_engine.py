@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -227,7 +229,8 @@ class TorchModel:
             from peft.tuners.lora.layer import ParamWrapper
 
             try:
-                adapted: Any = PeftModel.from_pretrained(model, str(adapter), autocast_adapter_dtype=True)
+                with adapting():
+                    adapted: Any = PeftModel.from_pretrained(model, str(adapter), autocast_adapter_dtype=True)
                 if _rounds_weights(model):
                     for layer in adapted.modules():
                         if isinstance(layer, ParamWrapper):
@@ -316,6 +319,14 @@ class TorchModel:
         dtype = self._model.dtype
         visible = torch.zeros((), dtype=dtype, device=hidden.device)
         return torch.where(hidden, torch.finfo(dtype).min, visible)
+
+
+@contextmanager
+def adapting() -> Iterator[None]:
+    """Let PEFT put an adapter on a model, without the warning about a name of transformers that it uses."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        yield
 
 
 def end_tokens_of(model_path: str | Path) -> frozenset[int]:

@@ -9,7 +9,6 @@ sampling probabilities.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.catalog import built_in_model, served_models
-from osmosis_ai.inference.torch_engine import LowRankUpdate
+from osmosis_ai.inference.torch_engine import LowRankUpdate, adapting
 from osmosis_ai.training.model_support import is_target, model_support, read_model_config, target_list
 
 if TYPE_CHECKING:
@@ -82,9 +81,7 @@ def load_policy(
     except (OSError, ValueError, ImportError) as error:
         raise OsmosisError(f"the model `{model_path}` cannot be loaded: {error}") from error
     try:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            # peft asks transformers by a name that transformers is about to drop.
-            warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        with torch.random.fork_rng(devices=[]), adapting():
             torch.manual_seed(settings.seed)
             if adapter is not None:
                 policy = PeftModel.from_pretrained(base, str(adapter), is_trainable=True)

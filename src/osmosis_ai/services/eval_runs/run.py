@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
@@ -127,7 +128,11 @@ class PreparedEvalRun:
     options: EvalRunOptions = field(default_factory=EvalRunOptions)
 
 
-def prepare_eval_run(request: EvalRunRequest, *, fetching: OpenNamedProgress) -> PreparedEvalRun:
+def prepare_eval_run(
+    request: EvalRunRequest,
+    *,
+    fetching: OpenNamedProgress = lambda _name, _size: nullcontext(lambda _done: None),
+) -> PreparedEvalRun:
     """Find and validate the inputs of a run; writes nothing except a dataset to the cache."""
     from osmosis_ai.config.execution import read_execution
     from osmosis_ai.controller.server_process import default_servers

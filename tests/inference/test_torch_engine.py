@@ -26,6 +26,7 @@ from osmosis_ai.inference.model import Model
 from tests.inference.conftest import Tokens, generate, generation, ids, multiply_tool, question
 from tests.inference.test_engine import WAIT_S, Recorder
 from tests.lazily import lazily
+from tests.tiny_model import SIZES
 from tests.training.policy_world import MODEL_DIR
 
 with lazily("torch", "transformers"):
@@ -86,19 +87,6 @@ def test_a_long_prompt(torch_model: TorchModel, model: Model) -> None:
     )
 
 
-SMALL = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
-    "bos_token_id": 2,
-}
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
     "qwen2": ("Qwen2Config", {}),
@@ -115,7 +103,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_architectures(name: str) -> None:
     torch.manual_seed(0)
     kind, changes = ARCHITECTURES[name]
-    config = getattr(transformers, kind)(**{**SMALL, **changes})
+    config = getattr(transformers, kind)(**{**SIZES, **changes})
     network = transformers.AutoModelForCausalLM.from_config(config).to(torch.float64)
     prompts = [tuple(range(3, 3 + length)) for length in (5, 21, 12, 1)]
     wanted = [generation(p, s, max_tokens=12, stop_tokens=frozenset({1})) for s, p in enumerate(prompts)]
@@ -137,7 +125,7 @@ def assert_probabilities(
 
 
 def test_the_cache_takes_what_its_sequences_need() -> None:
-    network = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**SMALL))
+    network = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**SIZES))
     batch = ContinuousBatch(TorchModel(network), 4, kept=2)
     shape = {"layers": 2, "width": 2 * 2 * 8, "number_bytes": 4}
     wanted = [generation((7,) * 250, s, max_tokens=6, stop_tokens=frozenset()) for s in range(6)]
@@ -157,9 +145,9 @@ def test_the_cache_takes_what_its_sequences_need() -> None:
 
 
 def test_linear_attention_is_refused() -> None:
-    config = transformers.Qwen3Config(**SMALL, layer_types=["full_attention"] * 2)
+    config = transformers.Qwen3Config(**SIZES, layer_types=["full_attention"] * 2)
     config.layer_types = ["full_attention", "linear_attention"]
-    network = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**SMALL))
+    network = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**SIZES))
     network.config = config
     with pytest.raises(OsmosisError, match="`linear_attention`"):
         TorchModel(network)

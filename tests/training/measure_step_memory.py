@@ -1,7 +1,8 @@
-"""Measure what a learner's step adds to this process's memory at its peak; print it beside the estimate.
+"""Measure what a learner's step adds to memory at its peak, on a CPU and as on a GPU; print it beside the estimate.
 
-The peak is the kernel's (`VmHWM`), reset before the step. It is a process of its own since a peak is
-never forgotten, and since `MALLOC_MMAP_THRESHOLD_` must be set so that freed tensors are given back.
+On a CPU it is the peak of this process (`VmHWM`), reset before the step. This needs a process of its own, since a peak is
+never forgotten and `MALLOC_MMAP_THRESHOLD_` must be set so that freed tensors are given back. As on a GPU, with bfloat16 and
+recomputed activations, it is the peak of torch's allocator: kernels for CPUs also keep copies of bfloat16 weights, which no GPU has.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import functools
 import gc
 import json
 import sys
+from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +25,15 @@ from osmosis_ai.training.model_support import model_support
 from osmosis_ai.training.objective.sequences import TokenSequence
 from osmosis_ai.training.runs.memory_estimate import estimate
 
-LENGTH = 192
-# On a CPU; on a GPU without and with bfloat16, where the learner computes activations again.
-MODES = ((torch.float32, False), (torch.float32, True), (torch.bfloat16, True))
 # Most processors have no instructions for bfloat16 and take seven times as long over it.
-ROWS = {torch.float32: 8, torch.bfloat16: 4}
+TOKENS = {torch.float32: 2304, torch.bfloat16: 768}
 
 
-def settings(rows: int) -> TrainingSettings:
+def settings(tokens: int, length: int) -> TrainingSettings:
     return TrainingSettings(
-        micro_batch_tokens=rows * LENGTH,
-        max_prompt_length=LENGTH // 2,
-        max_response_length=LENGTH // 2,
+        micro_batch_tokens=tokens,
+        max_prompt_length=length // 2,
+        max_response_length=length // 2,
         logprob_gap_limit=float("inf"),
         kl_interval=0,
         policy_engine="vllm",  # only the learner is measured
@@ -48,7 +48,7 @@ def make_model(directory: Path, sizes: dict[str, Any]) -> None:
 
 def sequences(rows: int, length: int) -> list[TokenSequence]:
     half = length // 2
-    ids, mask = list(range(7, 7 + length)), [0] * half + [1] * half
+    ids, mask = [7 + number % 500 for number in range(length)], [0] * half + [1] * half
     return [TokenSequence(str(row), ids, mask, [0.0] * length, [0] * length) for row in range(rows)]
 
 
@@ -57,39 +57,50 @@ def memory(name: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(name))
 
 
-def measure(learner: Learner, rows: int) -> int:
-    # The first step makes the optimiser's state and what kernels keep for a shape.
-    learner.step(sequences(rows, LENGTH), [1.0] * rows)
+def resident_peak(work: Callable[[], Any]) -> int:
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")
     before = memory("VmRSS")
-    learner.step(sequences(rows, LENGTH), [1.0] * rows)
+    work()
     return memory("VmHWM") - before
+
+
+def allocated_peak(work: Callable[[], Any]) -> int:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        work()
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return max(accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
 
 
 def main(directory: Path) -> None:
     sizes = json.loads(sys.stdin.read())
+    length = sizes.pop("length", 192)
     make_model(directory, sizes)
-    found = model_support(str(directory), settings(max(ROWS.values())))
     results = []
     from_pretrained = AutoModelForCausalLM.from_pretrained
-    # Without a GPU, the kernels of experts work with copies in bfloat16.
-    for dtype, recompute in MODES[:2] if "num_experts" in sizes else MODES:
+    for dtype, tokens in TOKENS.items():
         load = functools.partial(from_pretrained, dtype=dtype)
         AutoModelForCausalLM.from_pretrained = lambda path, load=load, **_: load(path)
-        chosen = settings(ROWS[dtype])
+        chosen, on_gpu = settings(tokens, length), dtype == torch.bfloat16
+        found = model_support(str(directory), chosen)
         learner = Learner(str(directory), chosen, "cpu")
-        if recompute:
+        if on_gpu:
             learner.model.activation_checkpointing_enable({"use_reentrant": False})
+        rows = tokens // length
+        step = functools.partial(learner.step, sequences(rows, length), [1.0] * rows)
+        step()  # makes the optimiser's state and what kernels keep for a shape
+        measured = (allocated_peak if on_gpu else resident_peak)(step)
         expected = estimate(
             found.layout,
             found.plan,
             chosen,
             weight_bytes=dtype.itemsize,
-            recompute_activations=recompute,
+            recompute_activations=on_gpu,
         )
-        results.append({"measured": measure(learner, ROWS[dtype]), "estimated": expected.step_peak})
-        del learner
+        results.append({"measured": measured, "estimated": expected.step_peak})
+        del learner, step
     print(json.dumps(results))
 
 

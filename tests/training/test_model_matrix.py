@@ -19,6 +19,7 @@ from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine
 from osmosis_ai.training.objective.sequences import NOT_SAMPLED, TokenSequence
 from tests.conftest import NIGHTLY
 from tests.lazily import lazily
+from tests.tiny_model import SIZES
 
 with lazily("torch", "peft", "transformers"):
     import torch
@@ -33,19 +34,6 @@ with lazily("torch", "peft", "transformers"):
     from tests.training.learner_builders import made_up_sequences
 
 RANK = 16
-SIZES: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
-    "bos_token_id": 2,
-}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 1,
           "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1}  # fmt: skip

@@ -23,11 +23,20 @@ from osmosis_ai.files import expanded
 from osmosis_ai.inference.catalog import built_in_model, served_models
 
 Config = Mapping[str, Any]
+Attention = Literal["plain", "softcapped", "sinks", "latent"]
+"""``latent`` is multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
 Source = Literal["built in", "folder", "cache", "shipped"]
 LINEAR_ATTENTION = "linear_attention"
 SERVED_BY_TORCH = {"full_attention", "sliding_attention"}
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_COUNTS = ("hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+_COUNTS = (
+    "hidden_size",
+    "vocab_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "sliding_window",
+)
 _MOST_LAYERS = 10_000
 _MOST_TARGETS, _LONGEST_TARGET = 1_000, 200
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -62,12 +71,16 @@ class DecoderLayer:
     """A layer's matrices and the widths that determine its activations.
 
     ``cached_width`` is how many numbers the layer caches of a token: 0 for linear attention.
+    ``normed_width`` is the total width of what its norms read. ``window`` is how many tokens attention reaches back; 0 is all.
     ``wide`` is the inner width of the MLP: with experts, of those that one token uses.
     ``linear_heads`` are the number and the key and value widths of linear attention's heads.
     ``other_parameters`` are norms, biases and convolutions.
     """
 
-    kind: str
+    attention: Attention
+    heads: int
+    window: int
+    normed_width: int
     matrices: tuple[Matrix, ...]
     other_parameters: int
     query_width: int
@@ -398,9 +411,7 @@ class _Family:
     fused_qkv: bool = False
     fused_mlp: bool = False
     gated_query: bool = False
-    latent: bool = False
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
-    sinks: bool = False
+    attention: Attention = "plain"
     router: str = ""
     """Name of the router; empty without experts."""
     expert_bias: bool = False
@@ -427,16 +438,16 @@ _FAMILIES: Mapping[str, _Family] = {
     "qwen3_5_text": _Family(_HYBRID, qk_norm=True, gated_query=True),
     "qwen3_5_moe_text": _Family(_HYBRID, qk_norm=True, gated_query=True, router="mlp.gate"),
     "gemma": _Family(_TIED),
-    "gemma2": _Family(_TIED, norms=4),
+    "gemma2": _Family(_TIED, norms=4, attention="softcapped"),
     "gemma3_text": _Family(_TIED, qk_norm=True, norms=4),
     "gpt_oss": _Family(
-        {"head_dim": 64, "attention_bias": True}, sinks=True, router="mlp.router", expert_bias=True
+        {"head_dim": 64, "attention_bias": True}, attention="sinks", router="mlp.router", expert_bias=True
     ),
     "glm4": _Family({"attention_bias": True, "head_dim": 128}, output_bias=False, norms=4, fused_mlp=True),
     "glm4_moe": _Family(_SHARED, output_bias=False, qk_norm="use_qk_norm", router="mlp.gate"),
-    "glm4_moe_lite": _Family({**_LATENT, **_GLM_LITE}, latent=True, router="mlp.gate"),
-    "deepseek_v2": _Family({**_LATENT, "n_shared_experts": 2}, latent=True, router="mlp.gate"),
-    "deepseek_v3": _Family({**_LATENT, "first_k_dense_replace": 3}, latent=True, router="mlp.gate"),
+    "glm4_moe_lite": _Family({**_LATENT, **_GLM_LITE}, attention="latent", router="mlp.gate"),
+    "deepseek_v2": _Family({**_LATENT, "n_shared_experts": 2}, attention="latent", router="mlp.gate"),
+    "deepseek_v3": _Family({**_LATENT, "first_k_dense_replace": 3}, attention="latent", router="mlp.gate"),
 }
 _TEXT_PART = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 """Models of images and text of which the language model is trained."""
@@ -497,19 +508,33 @@ def _layer_kinds(sizes: Config) -> list[str]:
 
 def _layer(family: _Family, sizes: Config, number: int, kind: str) -> DecoderLayer:
     hidden = sizes["hidden_size"]
-    other = family.norms * hidden
+    normed = other = family.norms * hidden
     widths, heads = (0, 0, 0, 0), None
     if kind == LINEAR_ATTENTION:
         attention, more = _linear_attention(sizes)
         heads = tuple(
             sizes[f"linear_{each}"] for each in ("num_value_heads", "key_head_dim", "value_head_dim")
         )
-    elif family.latent:
+    elif family.attention == "latent":
         attention, more, widths = _latent_attention(family, sizes)
     else:
         attention, more, widths = _attention(family, sizes)
+    if family.attention == "latent" or _flag(family.qk_norm, sizes):
+        normed += widths[0] + widths[1]
+    is_full = kind == "full_attention" and "layer_types" in sizes
     mlp, also, wide, used = _mlp(family, sizes, number)
-    return DecoderLayer(kind, (*attention, *mlp), other + more + also, *widths, wide, used, heads)
+    return DecoderLayer(
+        family.attention,
+        sizes["num_attention_heads"],
+        0 if is_full or not sizes.get("use_sliding_window", True) else sizes.get("sliding_window", 0),
+        normed,
+        (*attention, *mlp),
+        other + more + also,
+        *widths,
+        wide,
+        used,
+        heads,
+    )
 
 
 def _attention(family: _Family, sizes: Config) -> tuple[list[Matrix], int, tuple[int, int, int, int]]:
@@ -526,7 +551,7 @@ def _attention(family: _Family, sizes: Config) -> tuple[list[Matrix], int, tuple
             Matrix("self_attn.v_proj", hidden, key),
         ]
     other = (asked + 2 * key) * _flag(family.qkv_bias, sizes) + hidden * _flag(family.output_bias, sizes)
-    other += 2 * head * _flag(family.qk_norm, sizes) + heads * family.sinks
+    other += 2 * head * _flag(family.qk_norm, sizes) + heads * (family.attention == "sinks")
     return [*inputs, Matrix("self_attn.o_proj", query, hidden)], other, (query, key, key, 2 * key)
 
 

@@ -14,6 +14,7 @@ import pytest
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import OsmosisError
 from tests.lazily import lazily
+from tests.tiny_model import SIZES
 
 with lazily("torch", "huggingface_hub"):
     import torch
@@ -73,10 +74,6 @@ def test_logprobs_are_those_of_a_plain_forward_pass_and_zero_where_nothing_was_s
             assert value == 0.0
 
 
-SMALL = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64}  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("kind", "own", "targets"),
     [
@@ -93,7 +90,7 @@ SMALL = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidd
 )
 def test_scores_and_gradients_are_those_of_the_whole_logits(monkeypatch, kind, own, targets):
     torch.manual_seed(0)
-    base = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**{**SMALL, **own}))
+    base = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**{**SIZES, **own}))
     lora = LoraConfig(r=4, target_modules=targets, init_lora_weights=False, task_type="CAUSAL_LM")
     policy = get_peft_model(base, lora).eval()
     settings = TrainingSettings(loss_type="dr_grpo", max_response_length=8, rollout_temperature=0.7)

@@ -9,9 +9,9 @@ The peak occurs at one of three moments, and everything allocated at that moment
 If the frozen model is sharded over several devices (`shard_model`), each holds its share plus, while computing, the
 parts outside the layers, the current layer and the prefetched one.
 
-The counts are for a decoder with RMS norms, rotary attention and a gated MLP (Llama, Qwen, Mistral and similar),
-per token and layer; with experts, for those that a token uses. They match measured peaks of real steps on one device
-within 20% (:data:`TOLERANCE`), without the allocator's fragmentation.
+The counts are for a decoder with RMS norms, rotary attention and a gated MLP, per token and layer; with experts, for those
+that a token uses. They match measured peaks of real steps on one device within 20% (:data:`TOLERANCE`), without the
+allocator's fragmentation.
 """
 
 from __future__ import annotations
@@ -145,45 +145,78 @@ def _peak_of_a_step(
     layout: ModelLayout, settings: TrainingSettings, tokens: int, weight_bytes: int, recompute: bool
 ) -> tuple[int, int]:
     """Return activations and logits at the moment when their sum is largest."""
+    longest = settings.max_prompt_length + settings.max_response_length
     each = [
-        activation_bytes(layer, layout.hidden, settings.lora_rank, weight_bytes) for layer in layout.layers
+        activation_bytes(layer, layout.hidden, settings.lora_rank, weight_bytes, longest)
+        for layer in layout.layers
     ]
     experts = [expert_bytes(layer, weight_bytes) for layer in layout.layers]
     logits = logit_bytes(layout, settings, tokens, weight_bytes)
     if not recompute:
         gradient = max(stack for _, stack in experts)
-        return sum(each) * tokens + sum(merged for merged, _ in experts) + gradient, logits
+        return sum(map(sum, each)) * tokens + sum(merged for merged, _ in experts) + gradient, logits
     kept = len(layout.layers) * layout.hidden * weight_bytes * tokens
-    backward = max(
-        round(_layer_backward(layer) * layer_bytes * tokens) + merged + stack
-        for layer, layer_bytes, (merged, stack) in zip(layout.layers, each, experts, strict=True)
-    )
+    backward = 0
+    for layer, (attention, mlp), (merged, stack) in zip(layout.layers, each, experts, strict=True):
+        of_attention, of_mlp = gradient_bytes(layer, layout.hidden, weight_bytes, longest)
+        # The MLP's activations are freed before attention's backward pass.
+        backward = max(
+            backward, attention * tokens + max(of_attention, mlp + of_mlp) * tokens + merged + stack
+        )
     return (kept, logits) if logits > backward else (kept + backward, 0)
 
 
-def _layer_backward(layer: DecoderLayer) -> float:
-    """Return the peak of a layer's backward pass relative to its activations.
-
-    Gradients are held in addition to them: measured 1.25 to 1.46 times. With experts, latent or linear attention it is
-    1.0, because their own tensors are freed one by one.
-    """
-    is_plain = layer.cached_width == layer.key_width + layer.value_width > 0
-    return 1.4 if is_plain and not layer.experts_per_token else 1.0
-
-
-def activation_bytes(layer: DecoderLayer, hidden: int, lora_rank: int, weight_bytes: int) -> int:
-    """Return the bytes that one layer keeps of one token for its backward pass."""
+def activation_bytes(
+    layer: DecoderLayer, hidden: int, lora_rank: int, weight_bytes: int, length: int
+) -> tuple[int, int]:
+    """Return the bytes that a layer's attention and norms, and its MLP keep of one token of a sequence for the backward pass."""
     query, key, wide = layer.query_width, layer.key_width, layer.wide
-    linear = [matrix for matrix in layer.matrices if not matrix.experts and not matrix.is_frozen]
-    norms = 2 * hidden * FLOAT32 + (query + key) * FLOAT32
-    attention = (2 * query + key + layer.value_width) * weight_bytes
-    gated_mlp = 3 * wide * weight_bytes
-    # Inputs, gated outputs, and outputs of the experts that the token uses.
-    routed = 3 * layer.experts_per_token * hidden * weight_bytes
-    # An adapter reads its input in float32: the layer's own tensor, or a copy.
-    inputs = 2 * hidden + wide if weight_bytes == FLOAT32 else sum(matrix.inputs for matrix in linear)
-    adapters = (inputs + len(linear) * lora_rank) * FLOAT32
-    return norms + attention + gated_mlp + routed + adapters + _linear_attention_bytes(layer, weight_bytes)
+    scores = score_bytes(layer, weight_bytes)
+    # A fused kernel gets a window as a mask of numbers. With a mask or without the kernel, keys and values are repeated for all heads.
+    masked = 0 < layer.window <= length and not scores
+    repeated = 2 * query if masked or scores else key + layer.value_width
+    attention = (2 * query + repeated + length * masked) * weight_bytes + layer.heads * length * scores
+    # Gate, up and activated gate; gpt-oss clamps and scales them, which adds three. The product is an input.
+    mlp = (6 if layer.attention == "sinks" else 3) * wide * weight_bytes
+    # Inputs and outputs of the experts that the token uses.
+    mlp += 2 * layer.experts_per_token * hidden * weight_bytes
+
+    def adapters(prefix: str, inputs: int) -> int:
+        """An adapter reads its input in float32: the layer's own tensor, or a copy."""
+        linear = [
+            m for m in layer.matrices if m.name.startswith(prefix) and not m.experts and not m.is_frozen
+        ]
+        if weight_bytes < FLOAT32:
+            inputs = sum(matrix.inputs for matrix in linear)
+        return (inputs + len(linear) * lora_rank) * FLOAT32
+
+    attention += layer.normed_width * FLOAT32 + _linear_attention_bytes(layer, weight_bytes)
+    mixer = "self_attn." if layer.linear_heads is None else "linear_attn."
+    return attention + adapters(mixer, hidden), mlp + adapters("mlp.", hidden + wide)
+
+
+def score_bytes(layer: DecoderLayer, weight_bytes: int) -> int:
+    """Return the bytes that a layer keeps of one head's attention from one token to another; 0 with a fused kernel."""
+    if layer.attention == "softcapped":  # tanh, the float32 softmax, and its copy in bfloat16
+        return 2 * FLOAT32
+    if layer.attention == "sinks":
+        return weight_bytes
+    # The fused kernel for CPUs needs keys as wide as values.
+    return FLOAT32 if layer.attention == "latent" and weight_bytes == FLOAT32 else 0
+
+
+def gradient_bytes(layer: DecoderLayer, hidden: int, weight_bytes: int, length: int) -> tuple[int, int]:
+    """Return the bytes per token of the gradients that the backward passes of attention and of the MLP add to the activations.
+
+    In attention, before and after the softmax. In the MLP, of the experts' outputs, or of the widest output, which its adapter
+    needs twice in float32.
+    """
+    softmax = FLOAT32 if layer.attention == "softcapped" else weight_bytes
+    scores = 2 * layer.heads * length * softmax if score_bytes(layer, weight_bytes) else 0
+    if layer.experts_per_token:
+        return scores, layer.experts_per_token * hidden * weight_bytes
+    widest = max(matrix.outputs for matrix in layer.matrices)
+    return scores, widest * (weight_bytes + 2 * FLOAT32)
 
 
 def _linear_attention_bytes(layer: DecoderLayer, weight_bytes: int) -> int:

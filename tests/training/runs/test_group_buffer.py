@@ -145,9 +145,9 @@ async def test_a_group_with_tokens_that_are_too_old_is_dropped_and_replaced() ->
         world.version += 1
     assert list(world.running) == [0, 5]
     taking = await world.begin(3)
-    assert list(world.running) == [0, 5, 6], "steps 3 and 4 need three groups"
+    assert list(world.running) == [0, 5, 6, 7], "a further group runs in addition to the one that is too old"
     await world.finish(0)
-    assert list(world.running) == [5, 6, 7], "a further group replaces the one that is too old"
+    assert list(world.running) == [5, 6, 7], "steps 3 and 4 need three groups"
     await world.finish(6, 5)
     batch = await taking
     assert (batch.positions, list(batch.dropped or ())) == ([5, 6], [0])
@@ -263,6 +263,83 @@ async def test_a_failed_group_or_engine_ends_the_step() -> None:
         await taking
     assert len(world.running) == 3, "no group replaces one that a broken engine sampled"
     await world.buffer.abandon()
+
+
+class SimulatedTime(asyncio.SelectorEventLoop):
+    """A loop that does not wait: its clock jumps to the next timer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, select = 0.0, self._selector.select  # type: ignore[attr-defined]
+
+        def skip(timeout: float | None = None) -> Any:
+            self.now += timeout or 0
+            return select(0)
+
+        self._selector.select = skip  # type: ignore[attr-defined]
+
+    def time(self) -> float:
+        return self.now
+
+
+def simulated_step_s(max_staleness: int, slow: float, seed: int = 0) -> float:
+    """Return the time of a step of 64 attempts if sampling takes 1.2 s, learning 1 s, and slow attempts 4 s more."""
+    last = 20
+    order = DataOrder(tuple(range(100)), 8, epochs=10, seed=0, max_steps=last)
+    settings = TrainingSettings(rollout_batch_size=8, n_samples_per_prompt=8, max_staleness=max_staleness)
+    rows = {row: dataset_row(row) for row in order.rows}
+    version = 0
+
+    async def attempt(each: Attempt, engine: asyncio.Lock) -> Sample:
+        if random.Random(f"{seed}-{each.name}").random() < slow:
+            await asyncio.sleep(4)
+        async with engine:
+            sampled_by = version
+            await asyncio.sleep(1.2 / 64)
+        return scored(float(each.run_index % 2), versions=(sampled_by,))
+
+    async def train() -> float:
+        nonlocal version
+        engine, done_at = asyncio.Lock(), []
+
+        class Sampler:
+            async def sample(self, attempts: Sequence[Attempt]) -> list[Sample]:
+                return list(await asyncio.gather(*(attempt(each, engine) for each in attempts)))
+
+        buffer = GroupBuffer(
+            Sampler(),  # type: ignore[arg-type]
+            Engine(),  # type: ignore[arg-type]
+            rows,
+            order,
+            settings,
+            step=0,
+            records=(),
+            rewound=(),
+        )
+        for step in range(1, last + 1):
+            batch = await buffer.take(step, version)
+            assert version - min(versions(batch)) <= max_staleness
+            await asyncio.sleep(1)
+            version += 1
+            done_at.append(asyncio.get_running_loop().time())
+        await buffer.abandon()
+        return (done_at[-1] - done_at[0]) / (last - 1)
+
+    loop = SimulatedTime()
+    try:
+        return loop.run_until_complete(train())
+    finally:
+        loop.close()
+
+
+@pytest.mark.parametrize(("max_staleness", "low", "high"), [(0, 2.0, 2.5), (1, 1.8, 2.2), (4, 1.0, 1.15)])
+def test_slow_attempts_hardly_delay_steps_that_sample_ahead(
+    max_staleness: int, low: float, high: float
+) -> None:
+    alone = simulated_step_s(max_staleness, slow=0)
+    assert alone == pytest.approx(1.2 if max_staleness else 2.2, abs=0.05)
+    ratios = [simulated_step_s(max_staleness, slow=0.05, seed=seed) / alone for seed in range(3)]
+    assert low < sum(ratios) / 3 < high
 
 
 async def test_a_run_records_its_groups_and_continues_after_a_crash_with_the_others(tmp_path: Any) -> None:

@@ -48,14 +48,13 @@ class PolicyBridge(ModelProxy):
         *,
         model_path: str,
         settings: TrainingSettings,
-        kept: int = 16_384,
     ) -> None:
         super().__init__(model_path)
         self._engine = engine
         self._chat = chat
         self._prefix_cache = PromptPrefixCache(chat)
         self._settings = settings
-        self._kept = kept
+        self._kept = max(16_384, settings.rollouts_in_flight)
         self._recordings: dict[str, Recording] = {}
         self._closed: OrderedDict[str, Recording] = OrderedDict()
 

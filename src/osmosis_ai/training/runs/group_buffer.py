@@ -67,6 +67,8 @@ class GroupBuffer:
         self._sampler, self._engine = sampler, engine
         self._rows, self._order, self._settings = rows, order, settings
         self._groups: dict[int, asyncio.Task[_Group]] = {}
+        # The policy when each of them was started.
+        self._versions: dict[int, int] = {}
         # Positions that are done: all below the first, and a few above it.
         self._first_open, self._done = order.first_position(step + 1), set[int]()
         self._again: dict[int, list[int]] = {}
@@ -105,17 +107,23 @@ class GroupBuffer:
                 is_replaced = settings.refill and not again and len(taken) - counted < MOST_REPLACED * size
                 counted += not (is_replaced and not group.is_informative)
                 taken[n] = group
+            # Running groups that will probably be dropped.
+            late = sum(
+                version - self._versions[n] > settings.max_staleness
+                for n in self._groups
+                if n not in finished
+            )
             for position in again:
-                self._start(position)
-            while len(self._groups) < size + ahead + len(taken) - counted + len(stale):
-                self._start_next()
+                self._start(position, version)
+            while len(self._groups) < size + ahead + len(taken) - counted + len(stale) + late:
+                self._start_next(version)
             if counted == wanted:
                 break
             running = [group for group in self._groups.values() if not group.done()]
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         self._again.pop(step, None)
         for n in (*taken, *stale):
-            del self._groups[n]
+            del self._groups[n], self._versions[n]
             self._done.add(n)
         while self._first_open in self._done:
             self._done.remove(self._first_open)
@@ -144,14 +152,15 @@ class GroupBuffer:
         """Return the steps for whose batches the running groups were planned."""
         return {self._order.at(n)[0] for n, group in self._groups.items() if not group.done()}
 
-    def _start_next(self) -> None:
+    def _start_next(self, version: int) -> None:
         self._next = max(self._next, self._first_open)
         while self._next in self._done or self._next in self._groups:
             self._next += 1
-        self._start(self._next)
+        self._start(self._next, version)
 
-    def _start(self, position: int) -> None:
+    def _start(self, position: int, version: int) -> None:
         if position not in self._groups:
+            self._versions[position] = version
             self._groups[position] = asyncio.create_task(self._sample(position))
 
     async def _sample(self, position: int) -> _Group:

@@ -39,6 +39,10 @@ with lazily("torch"):
     from tests.training.policy_world import MODEL_DIR
 
 pytestmark = pytest.mark.nightly
+# Batches of fixed sizes; JAX compiles for each size.
+LIMITS = {
+    "max_lora_adapters": 16, "max_lora_rank": 16, "sample_max_num_sequences": 32, "train_micro_batch_size": 8,
+}  # fmt: skip
 PUBLISH = "save_weights_and_get_sampling_client"
 PACKAGES = ("skyrl[tinker,jax]==0.4.0", "torch==2.9.1", "aiohttp", "psutil")
 # SkyRL starts its engine with uv, and looks for uv as its own parent.
@@ -85,7 +89,7 @@ class SkyRL:
             "--base-model": "osmosis/tiny",
             "--base-model-checkpoint-path": str(MODEL_DIR),
             "--backend": "jax",
-            "--backend-config": '{"max_lora_adapters": 16, "max_lora_rank": 16, "sample_max_num_sequences": 32, "train_micro_batch_size": 8}',
+            "--backend-config": json.dumps(LIMITS),
             "--host": "127.0.0.1",
             "--port": str(self.port),
             "--database-url": f"sqlite:///{self._directory / 'skyrl.db'}",
@@ -300,7 +304,7 @@ async def test_a_run_takes_at_most_a_fifth_longer_than_its_calls(skyrl, tmp_path
     log, ours, bare = CallLog(monkeypatch), [], []
     told = Told(on_step=log.clear)
     for number in range(3):  # the server compiles its functions during the first
-        await trainer(tmp_path / str(number), settings_for(skyrl, max_steps=6), told).run()
+        await trainer(tmp_path / str(number), settings_for(skyrl), told).run()
         ours.append(log.duration_s)
         bare.append(await log.replay(skyrl.url))
     print(f"run {ours} s, calls alone {bare} s")

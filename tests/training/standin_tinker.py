@@ -11,7 +11,7 @@ import io
 import tarfile
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +30,7 @@ from osmosis_ai.training.learner import policy_model
 from tests.training.policy_world import MODEL_DIR
 
 KEY = "tml-a-secret-key"
-LOSSES = {"cross_entropy", "importance_sampling", "ppo", "cispo"}
+LOSSES = frozenset({"cross_entropy", "importance_sampling", "ppo", "cispo"})
 _NUMPY = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64}
 
 
@@ -68,12 +68,22 @@ class StandInTinker:
         lose_at: numbers of the optimiser steps, over all sessions, that find their session lost.
         fail: statuses of the next answers about gradients.
         nan: whether log-probabilities are not numbers.
+        outputs: how many of the outputs of a gradient are returned.
+        drop: how many updates are made without an answer, since the connection breaks.
+        redirect_to: where all requests are redirected.
+        archives_at: the address of another server that has the archives.
+        losses: the losses that the server has.
         requests: the losses that were asked for, and their configurations.
     """
 
     mean_over_sequences: bool = True
     lose_at: set[int] = field(default_factory=set)
     nan: bool = False
+    outputs: int | None = None
+    drop: int = 0
+    redirect_to: str = ""
+    archives_at: str = ""
+    losses: frozenset[str] = LOSSES
     fail: list[int] = field(default_factory=list)
     requests: list[tuple[str, dict[str, float]]] = field(default_factory=list)
     names: list[str] = field(default_factory=lambda: ["osmosis/tiny"])
@@ -83,7 +93,11 @@ class StandInTinker:
         self.models: dict[str, HostedModel] = {}
         self.saved: dict[str, dict[str, Any]] = {}
         self.archives: dict[str, bytes] = {}
+        self.keys: list[str | None] = []
+        self.updates_sent = 0
+        self.gradient: list[torch.Tensor] = []
         self._replies: dict[str, Any] = {}
+        self._answers: dict[tuple[str, int], Any] = {}
         self._made = 0
         self._steps = 0
         self._engine = InferenceEngine(Model.load(MODEL_DIR))
@@ -105,10 +119,14 @@ class StandInTinker:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         path = request.path.removeprefix("/api/v1/")
-        if request.headers.get("X-API-Key") != KEY:
+        self.keys.append(request.headers.get("X-API-Key"))
+        if self.redirect_to:
+            raise web.HTTPTemporaryRedirect(f"{self.redirect_to}{request.path}")
+        if self.keys[-1] != KEY and not self.archives_at:
             return web.json_response({"detail": "wrong key"}, status=401)
         if path.endswith("/archive"):
-            raise web.HTTPFound(f"{self.url}/api/v1/{path.removesuffix('archive')}download")
+            own = f"{self.url}/api/v1/{path.removesuffix('archive')}download"
+            raise web.HTTPFound(self.archives_at or own)
         if path.endswith("/download"):
             return web.Response(body=self.archives[path.split("/")[-2]])
         handler = getattr(self, f"_{path.replace('/', '_')}", None)
@@ -119,8 +137,25 @@ class StandInTinker:
         if request.content_type == "application/x-protobuf":
             return await asyncio.to_thread(handler, await request.read())
         body = await request.json() if request.method == "POST" else {}
+        if path == "optim_step":
+            return await self._update(request, body)
         found = handler(body)
         return await found if asyncio.iscoroutine(found) else found
+
+    async def _update(self, request: web.Request, body: Any) -> web.StreamResponse:
+        self.updates_sent += 1
+        reply = self._once(body["model_id"], body["seq_id"], lambda: self._optim_step(body))
+        if self.drop and request.transport is not None:
+            self.drop -= 1
+            request.transport.close()
+        return reply
+
+    def _once(self, model: str, number: int, work: Callable[[], web.Response]) -> web.Response:
+        """Answer a request that is sent again as before; its number identifies it."""
+        with self._lock:
+            if (model, number) not in self._answers:
+                self._answers[model, number] = work().body
+            return web.Response(body=self._answers[model, number], content_type="application/json")
 
     def _client_config(self, _body: Any) -> web.Response:
         return web.json_response({"pjwt_auth_enabled": False})
@@ -145,6 +180,10 @@ class StandInTinker:
         self.models[name] = HostedModel(config["rank"], config.get("seed") or 0)
         made = {"model_id": name, "base_model": body["base_model"], "lora_config": config}
         return self._later(made, **made)
+
+    def _get_info(self, body: Any) -> web.Response:
+        data = {"arch": "qwen3", "model_name": self.names[0], "tokenizer_id": self.names[0]}
+        return web.json_response({"model_data": data, "model_id": body["model_id"], "is_lora": True})
 
     def _load_weights(self, body: Any) -> web.Response:
         self._model(body["model_id"]).load(self.saved[body["path"]])
@@ -191,34 +230,38 @@ class StandInTinker:
         sequence = reply.sequences.add()
         sequence.stop_reason = pb.STOP_REASON_LENGTH if reason == "length" else pb.STOP_REASON_STOP
         sequence.tokens = np.array([token.id for token in tokens], dtype=np.int32).tobytes()
-        sequence.logprobs = np.array([token.logprob for token in tokens], dtype=np.float32).tobytes()
+        logprobs = [np.nan if self.nan else token.logprob for token in tokens]
+        sequence.logprobs = np.array(logprobs, dtype=np.float32).tobytes()
         return self._later(reply.SerializeToString())
 
     def _forward_backward(self, body: bytes) -> web.Response:
         asked = pb.ForwardBackwardRequest.FromString(body)
+        if asked.loss_fn not in self.losses:
+            return web.json_response({"detail": f"no loss {asked.loss_fn}"}, status=422)
+        return self._once(asked.model_id, asked.seq_id, lambda: self._gradient(asked))
+
+    def _gradient(self, asked: pb.ForwardBackwardRequest) -> web.Response:
         learns = not asked.forward_only
         model = self._model(asked.model_id)
-        if asked.loss_fn not in LOSSES:
-            return web.json_response({"detail": f"no loss {asked.loss_fn}"}, status=422)
         config = dict(asked.loss_fn_config)
         if learns:
             self.requests.append((asked.loss_fn, config))
         found = []
-        with self._lock:
-            for datum in asked.data:
-                ids = np.frombuffer(datum.model_input[0].encoded_text.tokens, dtype=np.int32).tolist()
-                inputs = {
-                    name: np.frombuffer(tensor.dense, dtype=_NUMPY[tensor.dtype]).copy()
-                    for name, tensor in datum.loss_fn_inputs.items()
-                }
-                logprobs = model.logprobs(ids, inputs.pop("target_tokens").tolist())
-                found.append(logprobs.detach().numpy().astype(np.float32))
-                if learns:
-                    given = {name: torch.from_numpy(values) for name, values in inputs.items()}
-                    self._loss(asked.loss_fn, logprobs, given, config).backward()
-                    model.sequences += 1
+        for datum in asked.data:
+            ids = np.frombuffer(datum.model_input[0].encoded_text.tokens, dtype=np.int32).tolist()
+            inputs = {
+                name: np.frombuffer(tensor.dense, dtype=_NUMPY[tensor.dtype]).copy()
+                for name, tensor in datum.loss_fn_inputs.items()
+            }
+            logprobs = model.logprobs(ids, inputs.pop("target_tokens").tolist())
+            found.append(logprobs.detach().numpy().astype(np.float32))
+            if learns:
+                given = {name: torch.from_numpy(values) for name, values in inputs.items()}
+                self._loss(asked.loss_fn, logprobs, given, config).backward()
+                model.sequences += 1
         if self.nan:
             found = [np.full_like(values, np.nan) for values in found]
+        found = found[: self.outputs]
         return self._later(_output(found))
 
     def _loss(
@@ -247,6 +290,7 @@ class StandInTinker:
         for parameter in model.parameters:
             if self.mean_over_sequences and parameter.grad is not None:
                 parameter.grad /= model.sequences
+        self.gradient = [parameter.grad.clone() for parameter in model.parameters]
         norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters if p.grad is not None])
         group = model.optimizer.param_groups[0]
         group.update(lr=adam["learning_rate"], betas=(adam["beta1"], adam["beta2"]), eps=adam["eps"])

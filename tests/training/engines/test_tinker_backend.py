@@ -12,17 +12,21 @@ import pytest
 
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import NetworkError, OsmosisError
+from osmosis_ai.inference.engine import EngineStoppedError, Generation
+from osmosis_ai.inference.openai_api import TokenFeed
+from osmosis_ai.training.learner.policy import SessionLostError
 from osmosis_ai.training.runs.metrics import read_history
 from tests.lazily import lazily
 
 pytest.importorskip("tinker")
 
 with lazily("torch"):
+    import torch
+
     from osmosis_ai.inference.model import load_adapted_model
     from osmosis_ai.training.engines import tinker_backend
-    from osmosis_ai.training.engines.tinker_backend import TinkerLearner, TinkerServer
+    from osmosis_ai.training.engines.tinker_backend import TinkerEngine, TinkerLearner, TinkerServer
     from osmosis_ai.training.learner.learner import Learner
-    from osmosis_ai.training.learner.policy import SessionLostError
     from osmosis_ai.training.runs import trainer as trainer_module
     from tests.e2e.training import trainer
     from tests.training.learner_builders import sample_additions, tiny_learner
@@ -52,7 +56,9 @@ def sampled():
     """Sequences of different lengths with advantages of both signs, and log-probabilities of an older policy."""
     groups = sample_additions(tiny_learner().model.eval(), prompts=3, group=3, seed=5)
     sequences = [sample.sequence for group in groups for sample in group]
-    for sequence in sequences:
+    for number, sequence in enumerate(sequences):
+        for values in (sequence.ids, sequence.mask, sequence.logprobs, sequence.versions):
+            del values[len(values) - number % 3 :]
         for place, is_sampled in enumerate(sequence.mask):
             sequence.logprobs[place] += 0.4 * math.sin(place) * is_sampled
     return sequences, [math.cos(number) for number in range(len(sequences))]
@@ -63,6 +69,7 @@ STEPS: list[dict[str, Any]] = [
     {"loss_type": "grpo"},
     {"loss_type": "dr_grpo", "clip_low": 0.1, "clip_high": 0.15},
     {"loss_type": "grpo", "importance_cap": 1.1},
+    {"loss_type": "dapo", "max_staleness": 2},
     {"method": "sft"},
 ]
 
@@ -83,19 +90,26 @@ def test_a_step_on_a_server_has_the_loss_and_the_gradient_of_a_step_here(
     if settings.get("method") == "sft":
         advantages = [1.0] * len(sequences)
     server.mean_over_sequences = means
-    here = Learner(
-        "osmosis/tiny", TrainingSettings(lr=1e-3, logprob_gap_limit=10.0, kl_interval=0, **settings), "cpu"
-    )
+    settings = {"grad_clip": 1e9, **settings}
+    local = TrainingSettings(lr=1e-3, logprob_gap_limit=10.0, kl_interval=0, **settings)
+    here = Learner("osmosis/tiny", local, "cpu")
     there = connect(server, tinker_server=kind, **settings)
+    gradients: list[torch.Tensor] = []
+    here._optimizer.register_step_pre_hook(
+        lambda *_: gradients.extend(parameter.grad.clone() for parameter in here._parameters)
+    )
     for _ in range(2):
+        gradients.clear()
         expected = here.step(sequences, advantages)
         found = there.step(sequences, advantages)
         for key in ("loss", "grad_norm", "clip_fraction", "kl_sampler", "importance_capped", "tokens"):
             value = getattr(expected, key)
             if settings.get("method") != "sft" or key in ("loss", "grad_norm", "tokens"):
                 assert getattr(found, key) == (
-                    pytest.approx(value, rel=1e-4) if value is not None else None
+                    pytest.approx(value, rel=1e-5) if value is not None else None
                 ), key
+        ours, theirs = (torch.cat([part.flatten() for part in each]) for each in (gradients, server.gradient))
+        assert float((ours - theirs).norm()) < 1e-5 * float(ours.norm())
     after = [value for row in there.logprobs(sequences) for value in row]
     assert after == pytest.approx([value for row in here.logprobs(sequences) for value in row], abs=1e-4)
     assert (found.updates, found.learning_rate) == (2, 1e-3)
@@ -151,12 +165,48 @@ async def test_a_server_that_never_keeps_a_session_ends_the_run(tmp_path, monkey
         assert KEY not in " ".join(told.notes)
 
 
-def test_numbers_that_are_none_are_no_step(server, sampled, monkeypatch):
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        ({"nan": True}, SessionLostError, "returned log-probabilities that are not numbers"),
+        ({"outputs": 8}, SessionLostError, r"returned \d+ log-probabilities for \d+ tokens"),
+        ({"outputs": 0}, SessionLostError, r"returned 0 log-probabilities for \d+ tokens"),
+        (
+            {"losses": frozenset({"cross_entropy"})},
+            OsmosisError,
+            "could not compute the gradient: .*no loss ppo",
+        ),
+    ],
+)
+def test_a_reply_that_is_no_gradient_makes_no_update(server, sampled, monkeypatch, fault, error, message):
     learner = connect(server)
-    monkeypatch.setattr(server, "nan", True)
-    with pytest.raises(SessionLostError, match="log-probabilities that are not numbers"):
+    for name, value in fault.items():
+        monkeypatch.setattr(server, name, value)
+    sent = server.updates_sent
+    with pytest.raises(error, match=f"^the Tinker server at {server.url} {message}") as refused:
         learner.step(*sampled)
-    assert learner.updates == 0
+    # What the run retries after a pause, and what ends it at once.
+    assert isinstance(refused.value, SessionLostError) == (error is SessionLostError)
+    assert (learner.updates, server.updates_sent) == (0, sent)
+
+
+def test_a_gradient_that_is_not_finite_loses_the_session(server, sampled, monkeypatch):
+    learner = connect(server)
+    monkeypatch.setattr(server, "_optim_step", lambda _: server._later({"metrics": {"grad_norm": "inf"}}))
+    with pytest.raises(SessionLostError, match="with a gradient that is not finite"):
+        learner.step(*sampled)
+
+
+async def test_tokens_without_numbers_end_the_engine(server, monkeypatch):
+    learner = connect(server)
+    engine = TinkerEngine(learner, end_token_ids=frozenset({2}), max_positions=64)
+    await engine.publish(learner, 0)
+    monkeypatch.setattr(server, "nan", True)
+    generation = Generation((5, 6), 4, stream=1, stop_tokens=frozenset({2}), temperature=1.0)
+    with pytest.raises(EngineStoppedError, match="sampled tokens without log-probabilities"):
+        await TokenFeed(engine, [generation], every_token=False).read()
+    assert engine.failure is not None
+    await engine.close()
 
 
 def test_a_busy_server_is_asked_again(server, sampled):
@@ -164,6 +214,41 @@ def test_a_busy_server_is_asked_again(server, sampled):
     server.fail = [503, 429]
     assert learner.step(*sampled).updates == 1
     assert server.fail == []
+
+
+def test_an_update_whose_answer_is_lost_is_made_once(server, sampled, monkeypatch):
+    expected = connect(server).step(*sampled)
+    learner = connect(server)
+    monkeypatch.setattr(server, "drop", 1)
+    sent, made = server.updates_sent, server._steps
+    found = learner.step(*sampled)
+    # The client sends it again, with the same number.
+    assert (server.updates_sent - sent, server._steps - made) == (2, 1)
+    assert (found.updates, found.grad_norm) == (1, pytest.approx(expected.grad_norm, rel=1e-5))
+
+
+def test_the_key_goes_only_to_the_servers_own_address(server, tmp_path, monkeypatch):
+    with tinker_server() as other:
+        learner = connect(server)
+        learner.save_adapter(tmp_path / "own")
+        [name] = server.archives
+        other.archives[name] = server.archives[name]
+        # Another port of the same host.
+        monkeypatch.setattr(server, "archives_at", f"{other.url}/api/v1/{name}/download")
+        monkeypatch.setattr(other, "archives_at", "here, without a key")
+        server.archives.clear()
+        path = f"tinker://run/{name}"
+        monkeypatch.setattr(
+            server, "_later", lambda reply, later=server._later: later({**reply, "path": path})
+        )
+        learner.save_adapter(tmp_path / "elsewhere")
+        assert (tmp_path / "elsewhere" / "adapter_model.safetensors").exists()
+        assert other.keys == [None]
+        monkeypatch.setattr(server, "redirect_to", other.url)
+        with pytest.raises(OsmosisError, match="redirects") as refused:
+            connect(server)
+        assert refused.value.hint == "set [advanced].tinker_url to its final address"
+        assert other.keys == [None]
 
 
 def test_a_server_without_the_model_with_another_key_or_without_answer_is_named(server, monkeypatch):

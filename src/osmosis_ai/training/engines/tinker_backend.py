@@ -30,6 +30,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
@@ -127,12 +128,17 @@ class TinkerServer:
         import tinker
 
         said = str(error).replace(self._key, "***")[:500] or type(error).__name__
-        status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
-        refused = isinstance(error, (tinker.AuthenticationError, tinker.PermissionDeniedError))
-        if refused or status in (401, 403):
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status in (401, 403):
             return OsmosisError(
                 f"{self.place} refused the API key.", hint=f"list {API_KEY_ENV} in [secrets].required"
             )
+        if status in (301, 302, 303, 307, 308):  # the client would send the key there
+            return OsmosisError(
+                f"{self.place} redirects.", hint="set [advanced].tinker_url to its final address"
+            )
+        if status in (400, 422):  # the same request would be refused again
+            return OsmosisError(f"{self.place} {what}: {said}")
         if isinstance(error, (tinker.APIConnectionError, httpx.TransportError)):
             return NetworkError(f"{self.place} could not be reached: {said}")
         return SessionLostError(f"{self.place} {what}: {said}")
@@ -144,11 +150,13 @@ class TinkerServer:
         rest = self.service.create_rest_client()
         address = rest.get_checkpoint_archive_url(run, checkpoint).result(timeout=ARCHIVE_TIMEOUT_S).url
         # Only the server itself gets the key; the hosted service answers with a signed address elsewhere.
-        own = self.url is not None and httpx.URL(address).host == httpx.URL(self.url).host
-        headers = {"X-API-Key": self._key} if own else {}
+        is_own = self.url is not None and _origin(address) == _origin(self.url)
+        headers = {"X-API-Key": self._key} if is_own else {}
         with (
             tempfile.TemporaryFile(dir=directory.parent) as archive,
-            httpx.stream("GET", address, headers=headers, timeout=ARCHIVE_TIMEOUT_S) as response,
+            httpx.stream(
+                "GET", address, headers=headers, timeout=ARCHIVE_TIMEOUT_S, follow_redirects=not is_own
+            ) as response,
         ):
             response.raise_for_status()
             for part in response.iter_bytes():
@@ -157,6 +165,11 @@ class TinkerServer:
                     raise ValueError("the archive of the adapter is too large")
             archive.seek(0)
             unpack_adapter(archive, directory, self.model_path)
+
+
+def _origin(url: str) -> tuple[str, str, int | None]:
+    parsed = httpx.URL(url)  # has no port if it is the scheme's default
+    return parsed.scheme, parsed.host, parsed.port
 
 
 @dataclass(frozen=True)
@@ -252,6 +265,10 @@ class TinkerLearner:
         optimised = self._result(lambda: self.client.optim_step(adam), "could not update the policy")
         self.updates += 1
         norms = [value for key, value in (optimised.metrics or {}).items() if key.endswith("grad_norm")]
+        if not all(map(math.isfinite, norms)):
+            raise SessionLostError(
+                f"{self.server.place} updated the policy with a gradient that is not finite."
+            )
         return replace(
             metrics, updates=self.updates, learning_rate=rate, grad_norm=norms[0] if norms else None
         )
@@ -290,14 +307,11 @@ class TinkerLearner:
         policy_version: int | None,
     ) -> StepMetrics:
         """Compute our loss and the distance to the sampler from the server's log-probabilities."""
-        settings, place = self.settings, self.server.place
-        is_rl = settings.method == "rl"
+        settings, is_rl = self.settings, self.settings.method == "rl"
         sums, largest = StepSums.zeros(torch.device("cpu")), 0.0
         for row, values in zip(rows, logprobs, strict=True):
             batch = collate([row], torch.device("cpu"))
             current_1K = torch.tensor([values], dtype=torch.float32)[:, batch.columns_K]
-            if not bool(torch.isfinite(current_1K).all()):
-                raise SessionLostError(f"{place} returned log-probabilities that are not numbers.")
             if is_rl:
                 loss, terms, gap_1K = policy_objective(
                     settings, batch, totals, current_1K, policy_version=policy_version
@@ -350,12 +364,18 @@ class TinkerLearner:
 
     def _logprobs(self, done: tinker.ForwardBackwardOutput, rows: Sequence[TrainingRow]) -> list[list[float]]:
         """Return the log-probability of each predicted token, whether it was sampled or not."""
-        found = [output["logprobs"].tolist() for output in done.loss_fn_outputs]
+        outputs = done.loss_fn_outputs
+        found = [output["logprobs"].tolist() if "logprobs" in output else [] for output in outputs]
         if (counts := [len(values) for values in found]) != [len(row.ids) - 1 for row in rows]:
             tokens = sum(len(row.ids) - 1 for row in rows)
             raise SessionLostError(
                 f"{self.server.place} returned {sum(counts)} log-probabilities for {tokens} tokens."
             )
+        for row, values in zip(rows, found, strict=True):
+            if not all(map(math.isfinite, compress(values, row.mask[1:]))):
+                raise SessionLostError(
+                    f"{self.server.place} returned log-probabilities that are not numbers."
+                )
         return found
 
     def scores(self, sequences: Sequence[TokenSequence]) -> list[SequenceScores]:
@@ -406,7 +426,9 @@ class TinkerLearner:
 
     def _call(self, work: Callable[[], T], what: str) -> T:
         try:
-            return work()
+            found: Any = work()
+            # Clients since 0.38 return the future of another client.
+            return found.result() if hasattr(found, "result") else found  # type: ignore[no-any-return]
         except Exception as error:  # the client raises errors of several libraries
             raise self.server.lost(error, what) from error
 
@@ -486,7 +508,8 @@ class TinkerEngine(RemotePolicyEngine):
             reply = await sampler.sample_async(prompt, 1, params)
             sequence = reply.sequences[0]
             tokens, logprobs = list(sequence.tokens), sequence.logprobs
-            if not tokens or logprobs is None or len(tokens) != len(logprobs):
+            is_complete = tokens and logprobs is not None and len(tokens) == len(logprobs)
+            if not is_complete or not all(map(math.isfinite, logprobs)):
                 raise OsmosisError(f"{self._learner.server.place} sampled tokens without log-probabilities.")
         except asyncio.CancelledError:
             raise

@@ -16,14 +16,12 @@ from typing import Any
 # Before torch is imported: with a model this small a second thread costs more than it brings.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from harness import REPOSITORY, Row, options, report, scratch, tree_cpu_s
+from harness import REPOSITORY, Row, options, report, scratch
 
 from osmosis_ai import event_loop
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.evaluation.spec import DatasetInput
-from osmosis_ai.training.runs.loop import TrainingHooks
-from osmosis_ai.training.runs.metrics import StepRecord
 from osmosis_ai.training.runs.spec import TrainingSpec
 from osmosis_ai.training.runs.trainer import Trainer
 
@@ -78,20 +76,8 @@ def spec_of(given: Any, rollout: Path, max_staleness: int, share: float) -> Trai
     )  # fmt: skip
 
 
-class Clock(TrainingHooks):
-    """Notes the CPU time of this process and its children after the first step and after the last one."""
-
-    def __init__(self) -> None:
-        self.cpu_s: list[float] = []
-
-    def step(self, record: StepRecord, total_steps: int) -> None:
-        if record.step in (1, total_steps):
-            self.cpu_s.append(tree_cpu_s(os.getpid()))
-
-
 async def timed(spec: TrainingSpec, run_dir: Path) -> dict[str, Any]:
-    clock = Clock()
-    summary = await Trainer(spec, run_dir, clock).run()
+    summary = await Trainer(spec, run_dir).run()
     first, *records = summary.records
     seconds = (records[-1].timestamp_ms - first.timestamp_ms) / 1000
     oldest = max(record.metrics["rollout/staleness_max"] for record in records)
@@ -100,7 +86,6 @@ async def timed(spec: TrainingSpec, run_dir: Path) -> dict[str, Any]:
     groups = len(records) * spec.settings.rollout_batch_size + dropped
     return {
         "step_s": round(seconds / len(records), 3),
-        "cpu_s": round((clock.cpu_s[-1] - clock.cpu_s[0]) / len(records), 3),
         "oldest_token": oldest,
         "dropped": round(dropped / groups, 3),
     }

@@ -26,6 +26,8 @@ from osmosis_ai.processes.service import free_port
 if TYPE_CHECKING:
     import aiohttp
 
+    from osmosis_ai.training.runs.spec import TrainingSpec
+
 REPOSITORY = Path(__file__).parents[1]
 OSMOSIS = (sys.executable, "-m", "osmosis_ai")
 Row = Mapping[str, Any]
@@ -82,6 +84,32 @@ def scratch() -> Iterator[Path]:
     """Give a directory for the time of a benchmark; Ray creates sockets in it, whose paths must be short."""
     with tempfile.TemporaryDirectory(prefix="ob-", dir="/tmp", ignore_cleanup_errors=True) as directory:
         yield Path(directory)
+
+
+def multiply_training(
+    attempts: int,
+    group: int,
+    rollout: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    **settings: Any,
+) -> TrainingSpec:
+    """A run of `osmosis/tiny` on the multiply rollout, or a copy of it, with so many attempts a step."""
+    from osmosis_ai.config.training import TrainingSettings
+    from osmosis_ai.datasets import file_digest
+    from osmosis_ai.evaluation.spec import DatasetInput
+    from osmosis_ai.training.runs.spec import TrainingSpec
+
+    dataset = REPOSITORY / "data" / "multiply_train.jsonl"
+    batch = {"rollout_batch_size": attempts // group, "n_samples_per_prompt": group, "validation_rows": 0}
+    lengths = {"max_prompt_length": 512, "max_response_length": 512, "eval_interval": 1000}
+    return TrainingSpec(
+        settings=TrainingSettings(lr=1e-3, **batch, **lengths, **settings),
+        model_path="osmosis/tiny",
+        dataset=DatasetInput(dataset, "multiply_train", file_digest(dataset), "workspace"),
+        rollout_dir=rollout or REPOSITORY / "rollouts" / "multiply",
+        device="cpu",
+        env=env or {},
+    )
 
 
 def percentile(values: Sequence[float], q: int) -> float:

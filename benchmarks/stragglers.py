@@ -16,17 +16,13 @@ from typing import Any
 # Before torch is imported: with a model this small a second thread costs more than it brings.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from harness import REPOSITORY, Row, options, report, scratch
+from harness import REPOSITORY, Row, multiply_training, options, report, scratch
 
 from osmosis_ai import event_loop
-from osmosis_ai.config.training import TrainingSettings
-from osmosis_ai.datasets import file_digest
-from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.training.runs.spec import TrainingSpec
 from osmosis_ai.training.runs.trainer import Trainer
 
 GROUP = 8
-DATASET = REPOSITORY / "data" / "multiply_train.jsonl"
 # The same attempts are slow in every run.
 SLEEP = """
         import asyncio, random
@@ -51,7 +47,9 @@ def main() -> None:
         for max_staleness in given.max_staleness:
             without = None
             for share in (0.0, given.share):
-                spec = spec_of(given, rollout, max_staleness, share)
+                env = {"BENCH_SHARE": str(share), "BENCH_SLEEP_S": str(given.sleep)}
+                steps = {"max_steps": given.steps, "total_epochs": 20, "max_staleness": max_staleness}
+                spec = multiply_training(given.attempts, GROUP, rollout, env, **steps)
                 row = event_loop.run(timed(spec, folder / f"run-{max_staleness}-{share}"))
                 without = without or row["step_s"]
                 ratio = round(row["step_s"] / without, 3)
@@ -59,21 +57,6 @@ def main() -> None:
                     {"max_staleness": max_staleness, "slow": share, **row, "of_its_time_without": ratio}
                 )
     report(given, rows)
-
-
-def spec_of(given: Any, rollout: Path, max_staleness: int, share: float) -> TrainingSpec:
-    return TrainingSpec(
-        settings=TrainingSettings(
-            lr=1e-3, rollout_batch_size=given.attempts // GROUP, n_samples_per_prompt=GROUP, max_prompt_length=512,
-            max_response_length=512, max_steps=given.steps, eval_interval=1000, validation_rows=0, total_epochs=20,
-            max_staleness=max_staleness,
-        ),
-        model_path="osmosis/tiny",
-        dataset=DatasetInput(DATASET, "multiply_train", file_digest(DATASET), "workspace"),
-        rollout_dir=rollout,
-        device="cpu",
-        env={"BENCH_SHARE": str(share), "BENCH_SLEEP_S": str(given.sleep)},
-    )  # fmt: skip
 
 
 async def timed(spec: TrainingSpec, run_dir: Path) -> dict[str, Any]:

@@ -22,8 +22,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 # Before torch is imported: with a model this small a second thread costs more than it brings.
@@ -31,7 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from gpu import measured, random_model, sequences, settings_for
-from harness import Row, cpu_s, options, report, scratch, tree_cpu_s
+from harness import Row, cpu_s, multiply_training, options, report, scratch, tree_cpu_s
 
 from osmosis_ai import event_loop
 from osmosis_ai.config.training import TrainingSettings
@@ -44,9 +42,11 @@ from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine
 from osmosis_ai.training.learner.learner import Learner
 from osmosis_ai.training.objective.batches import collate, plan_micro_batches, training_rows
 from osmosis_ai.training.objective.sequences import NOT_SAMPLED, TokenSequence
+from osmosis_ai.training.runs.loop import TrainingHooks
+from osmosis_ai.training.runs.metrics import StepRecord
+from osmosis_ai.training.runs.trainer import Trainer
 
 TINY = "osmosis/tiny"
-WORKSPACE = Path(__file__).parents[1]
 GROUP = 8
 LONGEST_ANSWER = 40
 
@@ -60,7 +60,7 @@ def main() -> None:
     bench = Bench(max(sessions), given.rounds)
     rows: list[Row] = [*sampling(bench, sessions), learning(bench, given.rollouts)]
     if given.steps:
-        rows.append(event_loop.run(whole_steps(given.steps, given.rollouts, bench.cpu_s)))
+        rows.append(event_loop.run(whole_steps(given.steps, given.rollouts)))
     report(given, rows)
 
 
@@ -109,11 +109,12 @@ class Bench:
         )
         return InferenceEngine(network, max_batch=self.sessions, kept=self.sessions)
 
-    def cpu_s(self, work: Callable[[], Any]) -> float:
-        """Return the seconds that this thread computes for ``work``."""
-        started = time.thread_time()
-        work()
-        return time.thread_time() - started
+
+def thread_s(work: Callable[[], Any]) -> float:
+    """Return the seconds that this thread computes for ``work``."""
+    started = time.thread_time()
+    work()
+    return time.thread_time() - started
 
 
 def _prompt(number: int) -> str:
@@ -134,7 +135,7 @@ def _chat() -> BuiltInChat:
 def sampling(bench: Bench, sessions: list[int]) -> list[dict[str, Any]]:
     """Return tokens a second for each number of sessions, and the share of all else than forward passes."""
     rows = []
-    with bench.engine() as engine, ForwardClock(bench.cpu_s) as clock:
+    with bench.engine() as engine, ForwardClock() as clock:
         policy = InProcessPolicyEngine(engine)
         asyncio.run(generate(policy, bench.questions(bench.sessions, seed=0), bench.sessions))
         for count in sessions:
@@ -171,15 +172,9 @@ async def generate(
 
 
 class ForwardClock:
-    """Adds up the time of the network's own passes while it samples.
+    """Adds up the time of the network's own passes while it samples."""
 
-    Args:
-        seconds_of: does some work and returns how long it took.
-    """
-
-    def __init__(self, seconds_of: Callable[[Callable[[], Any]], float]) -> None:
-        self._seconds_of = seconds_of
-        self.seconds = 0.0
+    seconds = 0.0
 
     def __enter__(self) -> ForwardClock:
         self._network = network = TorchModel._forward
@@ -187,7 +182,7 @@ class ForwardClock:
 
         def timed(model: TorchModel, *arguments: Any) -> Any:
             output: list[Any] = []
-            timed_by.seconds += timed_by._seconds_of(lambda: output.append(network(model, *arguments)))
+            timed_by.seconds += thread_s(lambda: output.append(network(model, *arguments)))
             return output[0]
 
         TorchModel._forward = timed  # type: ignore[method-assign, assignment]
@@ -200,12 +195,8 @@ class ForwardClock:
 # --- learning ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class LearningBatch:
-    """What one step learns from."""
-
-    sequences: list[TokenSequence]
-    advantages: list[float]
+# What one step learns from: sequences and their advantages.
+LearningBatch = tuple[list[TokenSequence], list[float]]
 
 
 def learning(bench: Bench, rollouts: int) -> dict[str, Any]:
@@ -216,15 +207,15 @@ def learning(bench: Bench, rollouts: int) -> dict[str, Any]:
     version = learner.updates + 1_000_000  # the tokens are another policy's after the first step
 
     def step() -> None:
-        learner.step(batch.sequences, batch.advantages, policy_version=version)
+        learner.step(*batch, policy_version=version)
 
     step()
     passes()
-    seconds = [(bench.cpu_s(passes), bench.cpu_s(step)) for _ in range(bench.rounds)]
+    seconds = [(thread_s(passes), thread_s(step)) for _ in range(bench.rounds)]
     plain, whole = statistics.median(p for p, _ in seconds), statistics.median(s for _, s in seconds)
-    tokens = sum(len(sequence.ids) for sequence in batch.sequences)
+    tokens = sum(len(sequence.ids) for sequence in batch[0])
     return {
-        "sequences": len(batch.sequences),
+        "sequences": len(batch[0]),
         "tokens": tokens,
         "step_s": round(whole, 3),
         "plain_passes_s": round(plain, 3),
@@ -250,13 +241,13 @@ def sampled_batch(bench: Bench, rollouts: int) -> LearningBatch:
                 versions=[NOT_SAMPLED] * given + [0] * len(tokens),
             )
         )
-    return LearningBatch(sequences, [1.0 if number % 2 else -1.0 for number in range(len(sequences))])
+    return sequences, [1.0 if number % 2 else -1.0 for number in range(len(sequences))]
 
 
 def plain_passes(bench: Bench, batch: LearningBatch) -> Callable[[], None]:
     """What no learner can do without: forward, log-probability of each sampled token, backward, AdamW."""
     learner = bench.learner
-    rows, _ = training_rows(batch.sequences, batch.advantages)
+    rows, _ = training_rows(*batch)
     plan = plan_micro_batches([len(row.ids) for row in rows], learner.settings.micro_batch_tokens)
     micro_batches = [collate([rows[index] for index in indices], learner.device) for indices in plan]
     parameters = [p for p in learner.model.parameters() if p.requires_grad]
@@ -276,50 +267,37 @@ def plain_passes(bench: Bench, batch: LearningBatch) -> Callable[[], None]:
 # --- whole steps -----------------------------------------------------------------------------------------
 
 
-async def whole_steps(
-    steps: int, rollouts: int, cpu_s: Callable[[Callable[[], Any]], float]
-) -> dict[str, Any]:
+async def whole_steps(steps: int, rollouts: int) -> dict[str, Any]:
     """Return processor seconds of a step of so many rollouts through the rollout protocol.
 
     The network's share is what the engine's passes and the learner's step take. All else in the trainer (the
     protocol, HTTP, templates, recording, checkpoints) is its overhead; the rollout's server, a process of its
     own that runs the agent and the grader, is told apart.
     """
-    from osmosis_ai.datasets import file_digest
-    from osmosis_ai.evaluation.spec import DatasetInput
-    from osmosis_ai.training.runs.loop import TrainingHooks
-    from osmosis_ai.training.runs.metrics import StepRecord
-    from osmosis_ai.training.runs.spec import TrainingSpec
-    from osmosis_ai.training.runs.trainer import Trainer
-
-    learning, sampling_clock = [0.0], ForwardClock(cpu_s)
+    learning, sampling_clock = [0.0], ForwardClock()
     marks: list[tuple[float, float, float]] = []
 
     class Clock(TrainingHooks):
         """Notes after each step what has been used: by the trainer, by the network, by the rollout's server."""
 
         def step(self, record: StepRecord, total_steps: int) -> None:
-            marks.append((time.process_time(), sampling_clock.seconds + learning[0], _children_s()))
+            marks.append(
+                (
+                    time.process_time(),
+                    sampling_clock.seconds + learning[0],
+                    tree_cpu_s(os.getpid()) - cpu_s(os.getpid()),
+                )
+            )
 
     class TimedLearner(Learner):
         """Adds up the time of its steps."""
 
         def step(self, *arguments: Any, **options: Any) -> Any:
             output: list[Any] = []
-            learning[0] += cpu_s(lambda: output.append(Learner.step(self, *arguments, **options)))
+            learning[0] += thread_s(lambda: output.append(Learner.step(self, *arguments, **options)))
             return output[0]
 
-    dataset = WORKSPACE / "data" / "multiply_train.jsonl"
-    spec = TrainingSpec(
-        settings=TrainingSettings(
-            lr=1e-3, rollout_batch_size=rollouts // GROUP, n_samples_per_prompt=GROUP, max_prompt_length=512,
-            max_response_length=512, max_steps=steps + 1, eval_interval=1000, validation_rows=0,
-        ),
-        model_path=TINY,
-        dataset=DatasetInput(dataset, "multiply_train", file_digest(dataset), "workspace"),
-        rollout_dir=WORKSPACE / "rollouts" / "multiply",
-        device="cpu",
-    )  # fmt: skip
+    spec = multiply_training(rollouts, GROUP, max_steps=steps + 1)
     with scratch() as folder, sampling_clock:
         summary = await Trainer(
             spec,
@@ -362,11 +340,6 @@ async def whole_steps(
             )
         },
     }
-
-
-def _children_s() -> float:
-    """Return the processor seconds of this process's children that run."""
-    return tree_cpu_s(os.getpid()) - cpu_s(os.getpid())
 
 
 if __name__ == "__main__":

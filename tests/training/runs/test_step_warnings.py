@@ -71,6 +71,19 @@ FLAT = [0.3, 0.28, 0.32, 0.31, 0.29] * 4
             "collapsed: 0.035 in the last 2 steps, 0.51 in the 2 steps from step 1",
             True,
         ),
+        (
+            # Equal rewards have no interval.
+            {
+                "rollout/raw_reward": [0.39, 0, 0, 0],
+                "rollout/reward_low": [0.31],
+                "rollout/reward_high": [0.47],
+                "rollout/reward_min": [0, 0, 0, 0],
+                "rollout/reward_max": [1, 0, 0, 0],
+            },
+            4,
+            "collapsed: 0 in the last 2 steps, 0.195 in the 2 steps from step 1",
+            True,
+        ),
         (certain(EARLY, 0.3), None, "", False),
         ({"rollout/raw_reward": EARLY}, None, "", False),
         ({"rollout/raw_reward": [*FLAT, 0.2, 0.21, 0.2, 0.19, 0.2]}, None, "", False),

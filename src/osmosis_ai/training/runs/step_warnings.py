@@ -120,7 +120,14 @@ def _noise(curves: Curves) -> float:
     rewards = curves[TRAINING_REWARD]
     if len(rewards) >= 2 * WINDOW:
         return math.sqrt(fmean((b - a) ** 2 for (_, a), (_, b) in pairwise(rewards)) / 2)
-    low, high = (dict(curves.get(key, ())) for key in (TRAINING_REWARD_LOW, TRAINING_REWARD_HIGH))
+    # A step without an interval, such as one with equal rewards, has its lowest and highest reward.
+    low, high = (
+        {**dict(curves.get(outer, ())), **dict(curves.get(key, ()))}
+        for outer, key in (
+            ("rollout/reward_min", TRAINING_REWARD_LOW),
+            ("rollout/reward_max", TRAINING_REWARD_HIGH),
+        )
+    )
     if not all(step in low and step in high for step, _ in rewards):
         return math.inf
     # An interval ends at the lowest or highest reward, so its wider half counts.

@@ -22,11 +22,12 @@ SMALLEST = {
     "rubric": "--calls 8 --latency-ms 1 --in-flight 4 --paths direct",
     "sandbox": "--rows 4 --runs 1 --starts 5",
     "startup": "--runs 1",
+    "stragglers": "--max-staleness 0 --steps 2 --attempts 8 --sleep 0.1",
     "viewer": "--samples 40 --runs 3 --repeat 1",
     "workers": "--workers 2 --seconds 2 --database sqlite",
     "training": "--sessions 1 --rounds 1 --steps 1 --rollouts 8",
 }
-TRAINS = ("training",)
+TRAINS = ("stragglers", "training")
 STARTS_COLD = ("first_row",)
 """These count their descendants, start Python processes, or look for `ray` next to Python; a warm fork differs there."""
 

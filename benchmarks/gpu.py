@@ -16,23 +16,20 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import get_context
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
 import torch
-from harness import REPOSITORY, Row, median, options, report, scratch
+from harness import Row, median, multiply_training, options, report, resident_bytes, scratch, step_medians
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from osmosis_ai.config.training import TrainingSettings
-from osmosis_ai.datasets import file_digest
-from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.inference.engine import ContinuousBatch, Generation, cache_bytes
 from osmosis_ai.inference.torch_engine import TorchModel
 from osmosis_ai.training.learner.checkpoints import checkpoints_in
@@ -41,9 +38,8 @@ from osmosis_ai.training.model_support import model_support
 from osmosis_ai.training.objective.sequences import NOT_SAMPLED, TokenSequence
 from osmosis_ai.training.runs.memory_estimate import estimate
 from osmosis_ai.training.runs.spec import TrainingSpec
-from osmosis_ai.training.runs.trainer import Trainer
+from osmosis_ai.training.runs.trainer import Trainer, TrainingSummary
 
-TINY = "osmosis/tiny"
 # Shapes of published models with random weights, and tiny ones for a CPU.
 DENSE = {
     "cuda": {"model_type": "qwen2", "hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12,
@@ -100,14 +96,10 @@ def measured(device: str, work: Callable[[], Any]) -> tuple[Any, float, int]:
         torch.cuda.synchronize()
         return result, time.perf_counter() - started, torch.cuda.max_memory_allocated() - before
 
-    def resident(name: str) -> int:
-        status = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in status if line.startswith(name))
-
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before, started = resident("VmRSS"), time.process_time()
+    before, started = resident_bytes("VmRSS"), time.process_time()
     result = work()
-    return result, time.process_time() - started, resident("VmHWM") - before
+    return result, time.process_time() - started, resident_bytes("VmHWM") - before
 
 
 def learner_steps(
@@ -159,66 +151,46 @@ def engine(device: str, folder: Path) -> list[Row]:
     return rows
 
 
-def training(device: str, folder: Path, name: str, **settings: Any) -> Trainer:
-    dataset = folder / "rows.jsonl"
-    if settings.get("method") == "sft":
-        pairs = [(a, b) for a in range(11, 59) for b in (3, 7)]
-        turns = [[{"role": "user", "content": f"What is {a} * {b}?"}, {"role": "assistant", "content": f"#### {a * b}"}]
-                 for a, b in pairs]  # fmt: skip
-        dataset.write_text("".join(json.dumps({"messages": each}) + "\n" for each in turns))
-    else:
-        dataset = REPOSITORY / "data" / "multiply_train.jsonl"
-    given = {
-        "lr": 1e-3,
-        "max_prompt_length": 512,
-        "max_response_length": 256,
-        "checkpoint_save_freq": 1,
-    } | settings
-    source = DatasetInput(dataset, "rows", file_digest(dataset), "workspace")
-    spec = TrainingSpec(
-        TrainingSettings(**given), TINY, source, REPOSITORY / "rollouts" / "multiply", device=device
-    )
-    return Trainer(spec, folder / name)
+def train(spec: TrainingSpec, run_dir: Path) -> TrainingSummary:
+    return asyncio.run(Trainer(spec, run_dir).run())
 
 
 def resume(device: str, folder: Path) -> list[Row]:
+    dataset, processes = folder / "rows.jsonl", get_context("spawn")
+    with dataset.open("w") as file:
+        for a, b in [(a, b) for a in range(11, 59) for b in (3, 7)]:
+            question = {"role": "user", "content": f"What is {a} * {b}?"}
+            answer = {"role": "assistant", "content": f"#### {a * b}"}
+            file.write(json.dumps({"messages": [question, answer]}) + "\n")
+    spec = multiply_training(
+        16, dataset=dataset, device=device, method="sft", max_steps=5, checkpoint_save_freq=1
+    )
+
+    def start(name: str) -> SpawnProcess:
+        process = processes.Process(target=train, args=(spec, folder / name))
+        process.start()
+        return process
+
     def adapter(name: str) -> bytes:
         newest = checkpoints_in(folder / name / "checkpoints")[-1]
         return (newest.adapter_dir / "adapter_model.safetensors").read_bytes()
 
-    def start(name: str) -> subprocess.Popen[bytes]:
-        environ = os.environ | {"OSMOSIS_BENCH_RUN": f"{device} {folder} {name}"}
-        return subprocess.Popen([sys.executable, __file__], env=environ, stdout=subprocess.DEVNULL)
-
-    assert start("whole").wait() == 0
+    start("whole").join()
     killed = start("killed")
-    while len(checkpoints_in(folder / "killed" / "checkpoints")) < 2 and killed.poll() is None:
+    while len(checkpoints_in(folder / "killed" / "checkpoints")) < 2 and killed.is_alive():
         time.sleep(0.02)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
-    assert start("killed").wait() == 0
-    return [
-        {
-            "killed": killed.returncode == -signal.SIGKILL,
-            "same_weights": adapter("whole") == adapter("killed"),
-        }
-    ]
+    killed.kill()
+    killed.join()
+    start("killed").join()
+    is_killed = killed.exitcode == -signal.SIGKILL
+    return [{"killed": is_killed, "same_weights": adapter("whole") == adapter("killed")}]
 
 
 def vllm(device: str, folder: Path) -> list[Row]:
     if shutil.which("vllm") is None:
         return [{"left_out": "vllm is not on PATH"}]
-    trainer = training(device, folder, "vllm", policy_engine="vllm", rollout_batch_size=8, max_steps=4)
-    summary = asyncio.run(trainer.run())
-    names = (
-        "time/step_s",
-        "time/sampling_s",
-        "time/learning_s",
-        "time/publishing_s",
-        "train/logprob_gap_mean",
-    )
-    seen = [record.metrics for record in summary.records if record.step > 1]
-    return [{name: median([m[name] for m in seen if m.get(name) is not None], 4) for name in names}]
+    spec = multiply_training(8, device=device, policy_engine="vllm", max_steps=4)
+    return [step_medians(train(spec, folder / "run").records, "train/logprob_gap_mean")]
 
 
 PARTS: dict[str, Callable[[str, Path], list[Row]]] = {
@@ -240,10 +212,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if (one := os.environ.get("OSMOSIS_BENCH_RUN")) is not None:
-        kind, where, label = one.split(" ")
-        asyncio.run(
-            training(kind, Path(where), label, method="sft", rollout_batch_size=16, max_steps=5).run()
-        )
-    else:
-        main()
+    main()

@@ -26,6 +26,7 @@ from osmosis_ai.processes.service import free_port
 if TYPE_CHECKING:
     import aiohttp
 
+    from osmosis_ai.training.runs.metrics import StepRecord
     from osmosis_ai.training.runs.spec import TrainingSpec
 
 REPOSITORY = Path(__file__).parents[1]
@@ -87,29 +88,37 @@ def scratch() -> Iterator[Path]:
 
 
 def multiply_training(
-    attempts: int,
-    group: int,
-    rollout: Path | None = None,
+    batch: int,
+    *,
+    dataset: Path = REPOSITORY / "data" / "multiply_train.jsonl",
+    rollout: Path = REPOSITORY / "rollouts" / "multiply",
     env: Mapping[str, str] | None = None,
+    device: str = "cpu",
     **settings: Any,
 ) -> TrainingSpec:
-    """A run of `osmosis/tiny` on the multiply rollout, or a copy of it, with so many attempts a step."""
+    """A run of `osmosis/tiny` on the multiply rollout: ``batch`` prompts per step, with 8 attempts each."""
     from osmosis_ai.config.training import TrainingSettings
     from osmosis_ai.datasets import file_digest
     from osmosis_ai.evaluation.spec import DatasetInput
     from osmosis_ai.training.runs.spec import TrainingSpec
 
-    dataset = REPOSITORY / "data" / "multiply_train.jsonl"
-    batch = {"rollout_batch_size": attempts // group, "n_samples_per_prompt": group, "validation_rows": 0}
+    sizes = {"rollout_batch_size": batch, "n_samples_per_prompt": 8, "validation_rows": 0}
     lengths = {"max_prompt_length": 512, "max_response_length": 512, "eval_interval": 1000}
     return TrainingSpec(
-        settings=TrainingSettings(lr=1e-3, **batch, **lengths, **settings),
+        settings=TrainingSettings(lr=1e-3, **sizes, **lengths, **settings),
         model_path="osmosis/tiny",
         dataset=DatasetInput(dataset, "multiply_train", file_digest(dataset), "workspace"),
-        rollout_dir=rollout or REPOSITORY / "rollouts" / "multiply",
-        device="cpu",
+        rollout_dir=rollout,
+        device=device,
         env=env or {},
     )
+
+
+def step_medians(records: Sequence[StepRecord], *more: str) -> Row:
+    """Return the medians of the steps' times and of ``more`` metrics, without the first step, which fills caches."""
+    times = (f"time/{part}_s" for part in ("step", "sampling", "learning", "publishing", "checkpoint"))
+    seen = {name: [r.metrics[name] for r in records[1:] if name in r.metrics] for name in (*times, *more)}
+    return {name: median(values, 4) for name, values in seen.items() if values}
 
 
 def percentile(values: Sequence[float], q: int) -> float:
@@ -146,10 +155,15 @@ def children_cpu_s() -> float:
     return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
 
+def resident_bytes(field: str) -> int:
+    """Return a field of this process's memory: ``VmRSS``, or ``VmHWM`` for its peak."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition(f"{field}:")[2].split()[0]) * 1024
+
+
 def peak_mib() -> float:
     """Return this process's peak memory. A child's ``ru_maxrss`` would start with the peak of its parent."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+    return resident_bytes("VmHWM") / 2**20
 
 
 # -- a model and a workspace -------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 Each run trains `osmosis/tiny` on the multiply rollout; in every second run, some attempts sleep in the agent. The first step,
 which fills caches, does not count.
-
-    python benchmarks/stragglers.py [--max-staleness 0 1 4] [--steps 20] [--attempts 64] [--share 0.05] [--sleep 4.0]
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from osmosis_ai import event_loop
 from osmosis_ai.training.runs.spec import TrainingSpec
 from osmosis_ai.training.runs.trainer import Trainer
 
-GROUP = 8
 # The same attempts are slow in every run.
 SLEEP = """
         import asyncio, random
@@ -49,7 +46,7 @@ def main() -> None:
             for share in (0.0, given.share):
                 env = {"BENCH_SHARE": str(share), "BENCH_SLEEP_S": str(given.sleep)}
                 steps = {"max_steps": given.steps, "total_epochs": 20, "max_staleness": max_staleness}
-                spec = multiply_training(given.attempts, GROUP, rollout, env, **steps)
+                spec = multiply_training(given.attempts // 8, rollout=rollout, env=env, **steps)
                 row = event_loop.run(timed(spec, folder / f"run-{max_staleness}-{share}"))
                 without = without or row["step_s"]
                 ratio = round(row["step_s"] / without, 3)

@@ -11,9 +11,11 @@ import io
 import tarfile
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,10 @@ from tests.training.policy_world import MODEL_DIR
 KEY = "tml-a-secret-key"
 LOSSES = frozenset({"cross_entropy", "importance_sampling", "ppo", "cispo"})
 _NUMPY = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64}
+
+
+def array(tensor: pb.TensorData) -> np.ndarray:
+    return np.frombuffer(tensor.dense, dtype=_NUMPY[tensor.dtype])
 
 
 class HostedModel:
@@ -74,6 +80,8 @@ class StandInTinker:
         archives_at: the address of another server that has the archives.
         losses: the losses that the server has.
         requests: the losses that were asked for, and their configurations.
+        accept_s: how long a gradient or an update takes until it is accepted.
+        result_s: how long it then takes until its result is known.
     """
 
     mean_over_sequences: bool = True
@@ -87,6 +95,8 @@ class StandInTinker:
     fail: list[int] = field(default_factory=list)
     requests: list[tuple[str, dict[str, float]]] = field(default_factory=list)
     names: list[str] = field(default_factory=lambda: ["osmosis/tiny"])
+    accept_s: float = 0.0
+    result_s: float = 0.0
     url: str = ""
 
     def __post_init__(self) -> None:
@@ -96,7 +106,7 @@ class StandInTinker:
         self.keys: list[str | None] = []
         self.updates_sent = 0
         self.gradient: list[torch.Tensor] = []
-        self._replies: dict[str, Any] = {}
+        self._replies: dict[str, tuple[float, Any]] = {}
         self._answers: dict[tuple[str, int], Any] = {}
         self._made = 0
         self._steps = 0
@@ -112,9 +122,9 @@ class StandInTinker:
             raise web.HTTPNotFound(text='{"detail": "Model not found"}', content_type="application/json")
         return self.models[name]
 
-    def _later(self, reply: Any, **facts: Any) -> web.Response:
+    def _later(self, reply: Any, after_s: float = 0.0, **facts: Any) -> web.Response:
         number = str(self._number())
-        self._replies[number] = reply
+        self._replies[number] = (time.monotonic() + after_s, reply)
         return web.json_response({"future_id": number, "status": "pending", "request_id": number, **facts})
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -144,7 +154,8 @@ class StandInTinker:
 
     async def _update(self, request: web.Request, body: Any) -> web.StreamResponse:
         self.updates_sent += 1
-        reply = self._once(body["model_id"], body["seq_id"], lambda: self._optim_step(body))
+        update = partial(self._optim_step, body)
+        reply = await asyncio.to_thread(self._once, body["model_id"], body["seq_id"], update)
         if self.drop and request.transport is not None:
             self.drop -= 1
             request.transport.close()
@@ -154,6 +165,7 @@ class StandInTinker:
         """Answer a request that is sent again as before; its number identifies it."""
         with self._lock:
             if (model, number) not in self._answers:
+                time.sleep(self.accept_s)
                 self._answers[model, number] = work().body
             return web.Response(body=self._answers[model, number], content_type="application/json")
 
@@ -249,10 +261,7 @@ class StandInTinker:
         found = []
         for datum in asked.data:
             ids = np.frombuffer(datum.model_input[0].encoded_text.tokens, dtype=np.int32).tolist()
-            inputs = {
-                name: np.frombuffer(tensor.dense, dtype=_NUMPY[tensor.dtype]).copy()
-                for name, tensor in datum.loss_fn_inputs.items()
-            }
+            inputs = {name: array(tensor).copy() for name, tensor in datum.loss_fn_inputs.items()}
             logprobs = model.logprobs(ids, inputs.pop("target_tokens").tolist())
             found.append(logprobs.detach().numpy().astype(np.float32))
             if learns:
@@ -262,7 +271,7 @@ class StandInTinker:
         if self.nan:
             found = [np.full_like(values, np.nan) for values in found]
         found = found[: self.outputs]
-        return self._later(_output(found))
+        return self._later(_output(found), self.result_s)
 
     def _loss(
         self, name: str, logprobs: torch.Tensor, inputs: dict[str, torch.Tensor], config: dict[str, float]
@@ -298,10 +307,11 @@ class StandInTinker:
         model.optimizer.step()
         model.optimizer.zero_grad()
         model.sequences = 0
-        return self._later({"metrics": {"skyrl.ai/grad_norm": float(norm)}})
+        return self._later({"metrics": {"skyrl.ai/grad_norm": float(norm)}}, self.result_s)
 
-    def _retrieve_future(self, body: Any) -> web.Response:
-        reply = self._replies[body["request_id"]]
+    async def _retrieve_future(self, body: Any) -> web.Response:
+        known_at, reply = self._replies[body["request_id"]]
+        await asyncio.sleep(known_at - time.monotonic())
         if isinstance(reply, bytes):
             return web.Response(body=reply, content_type="application/x-protobuf")
         return web.json_response(reply)
@@ -329,30 +339,35 @@ def _archive(model: HostedModel) -> bytes:
 
 @contextmanager
 def tinker_server(**options: Any) -> Iterator[StandInTinker]:
-    """Serve from a thread, so that a client may block."""
-    server, loop, ready = StandInTinker(**options), asyncio.new_event_loop(), threading.Event()
-    ended = asyncio.Event()
+    server = StandInTinker(**options)
+    with server._engine, served(server.handle) as server.url:
+        yield server
+
+
+@contextmanager
+def served(handle: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Iterator[str]:
+    """Serve all paths from a thread, so that a client may block; yield the address."""
+    loop, ready, ended = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
+    port = 0
 
     async def serve() -> None:
+        nonlocal port
         app = web.Application(client_max_size=2**30)
-        app.router.add_route("*", "/{path:.*}", server.handle)
+        app.router.add_route("*", "/{path:.*}", handle)
         runner = web.AppRunner(app)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
         port = runner.addresses[0][1]
-        server.url = f"http://127.0.0.1:{port}"
         ready.set()
         await ended.wait()
         await runner.cleanup()
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
-    with server._engine:
-        thread.start()
-        assert ready.wait(30)
-        try:
-            yield server
-        finally:
-            loop.call_soon_threadsafe(ended.set)
-            thread.join(30)
-            loop.close()
+    thread.start()
+    assert ready.wait(30)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join(30)
+        loop.close()

@@ -61,7 +61,8 @@ def python(tmp_path_factory) -> Path:
     if given:
         return Path(given)
     base = shutil.which("python3.12")
-    if base is None:
+    # The shim of pyenv fails for a version that is installed but not active.
+    if base is None or subprocess.run([base, "--version"], capture_output=True).returncode:
         pytest.skip("SkyRL needs Python 3.12")
     directory = tmp_path_factory.mktemp("skyrl") / "venv"
     subprocess.run([base, "-m", "venv", str(directory)], check=True)

@@ -472,7 +472,7 @@ def model_layout(config: Config) -> ModelLayout | None:
         raise OsmosisError(f"has an invalid {wrong[0]}.")
     try:
         kinds = _layer_kinds(sizes)
-        return ModelLayout(
+        layout = ModelLayout(
             model_type,
             sizes["hidden_size"],
             sizes["vocab_size"],
@@ -483,6 +483,26 @@ def model_layout(config: Config) -> ModelLayout | None:
         raise OsmosisError(f"has no {error.args[0]}.") from error
     except (TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise OsmosisError(f"is invalid: {error}.") from error
+    if not layout.layers:
+        raise OsmosisError("has no layers.")
+    for _, matrix in layout.matrices():
+        sizes_of_matrix = (matrix.inputs, matrix.outputs)
+        if not all(map(_is_count, (matrix.experts, *sizes_of_matrix))) or 0 in sizes_of_matrix:
+            raise OsmosisError(f"has an invalid size of {matrix.name}.")
+    numbers = [
+        number
+        for layer in layout.layers
+        for number in (
+            layer.heads,
+            layer.wide,
+            layer.other_parameters,
+            layer.experts_per_token,
+            layer.cached_width,
+        )
+    ]
+    if not all(map(_is_count, numbers)):
+        raise OsmosisError("has invalid sizes.")
+    return layout
 
 
 def _is_count(value: Any) -> bool:

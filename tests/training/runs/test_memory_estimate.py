@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.engine import MAX_BATCH
 from osmosis_ai.training.model_support import lora_plan, model_layout, model_support, shipped_configs
 from osmosis_ai.training.runs.memory_estimate import GIB, TOLERANCE, estimate
@@ -148,3 +149,19 @@ def test_the_sessions_that_fit_fill_the_memory_that_is_left():
     left = 141 * GIB - (needed.total - needed.kv_cache)
     assert 0 <= left - needed.sessions_that_fit * needed.kv_bytes_per_session < needed.kv_bytes_per_session
     assert estimate(EIGHT_B, ADAPTERS, SETTINGS, 8 * GIB).sessions_that_fit == 0
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3.6-35B-A3B"])
+def test_every_wrong_size_is_refused_or_estimated(name):
+    config = shipped_configs()[name]
+    sizes = config.get("text_config") or config
+    for key in sizes.keys() - {"model_type"}:
+        for wrong in (0, -1, 1, 1.5, 10**400, "x", [], {}, float("nan"), float("inf")):
+            changed = {**sizes, key: wrong}
+            try:
+                layout = model_layout({**config, "text_config": changed} if sizes is not config else changed)
+            except OsmosisError:
+                continue
+            found = estimate(layout, lora_plan(layout, 16, "all-linear"), TrainingSettings(), 80 * GIB)
+            assert all(isinstance(part, int) and part >= 0 for part in found.parts().values()), (key, wrong)
+            assert found.sessions_that_fit is None or found.sessions_that_fit >= 0, (key, wrong)

@@ -67,7 +67,7 @@ class MemoryEstimate:
     @property
     def sessions_that_fit(self) -> int | None:
         """Number of sessions of the greatest length that the remaining memory can serve."""
-        if self.gpu_bytes is None or not self.serving_weights:
+        if self.gpu_bytes is None or not self.serving_weights or not self.kv_bytes_per_session:
             return None
         return max(0, self.gpu_bytes - (self.total - self.kv_cache)) // self.kv_bytes_per_session
 

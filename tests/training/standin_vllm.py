@@ -137,6 +137,8 @@ class StandInVllm:
         return web.Response(status=start["status"], body=content["body"], content_type="application/json")
 
     async def unload(self, request: web.Request) -> web.Response:
+        if self.silent:
+            await asyncio.Event().wait()
         name = (await request.json())["lora_name"]
         self.loaded.pop(name)
         self.unloaded.append(name)

@@ -7,14 +7,17 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
+import stamina
 import uvicorn
 
-from osmosis_ai.training.engines import adapter_upload
+from osmosis_ai.training.engines import adapter_upload, vllm_engine
 from osmosis_ai.training.engines.adapter_upload import ADAPTER_FILES, UPLOADS, AdapterUpload
 from tests.training.engines.test_vllm_engine import PublishablePolicy, generated, wanted
+from tests.training.engines.test_vllm_replicas import until
 from tests.training.standin_vllm import KEY, connect, standing_in
 
 WEIGHTS = ADAPTER_FILES[1]
@@ -108,3 +111,35 @@ async def test_a_server_without_the_trainers_disk_gets_adapters_over_http(
         assert path.parent.name.startswith("osmosis-adapters-")
         assert sorted(file.name for file in path.iterdir()) == sorted(ADAPTER_FILES)
         assert [kept.name for kept in path.parent.iterdir()] == ["r-v2"], "r-v1 was deleted"
+
+
+async def _catch_all(scope: dict[str, Any], _receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"{}"})
+
+
+async def test_a_server_that_answers_every_path_gets_adapters_by_path(tmp_path: Path) -> None:
+    upload: Any = _catch_all
+    async with standing_in(upload=upload) as server, connect(server, tmp_path) as engine:
+        await engine.publish(PublishablePolicy(), 1)
+        assert server.loaded == {"r-v1": str(tmp_path / "r-v1")}
+
+
+async def test_a_server_that_restarts_without_the_middleware_gets_adapters_by_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    monkeypatch.setattr(vllm_engine, "PROBE_INTERVAL_S", 0.1)
+    with stamina.set_testing(True, attempts=1):
+        async with (
+            standing_in() as other,
+            standing_in(upload=AdapterUpload(_vllm)) as server,
+            connect([server, other], tmp_path) as engine,
+        ):
+            await engine.publish(PublishablePolicy(), 1)
+            assert server.loaded["r-v1"] != str(tmp_path / "r-v1")
+            await server.kill()
+            await engine.publish(PublishablePolicy(), 2)
+            async with standing_in(port=urlsplit(server.url).port or 0) as again:
+                await until(lambda: bool(again.loaded))
+                assert again.loaded == {"r-v2": str(tmp_path / "r-v2")}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import shutil
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,7 +119,8 @@ def learner() -> Learner:
 
 async def probed(engine: PolicyEngine, learner: Learner, **settings: Any) -> Probe:
     prompts = probe_prompts(ROWS, CHAT, longest=400)
-    return await probe(engine, learner, prompts, TrainingSettings(max_response_length=64, **settings))
+    [found] = await probe(engine, learner, prompts, TrainingSettings(max_response_length=64, **settings))
+    return found
 
 
 async def probed_model(model: Any, learner: Learner, **settings: Any) -> Probe:
@@ -389,3 +391,25 @@ def test_a_run_reads_calls_in_the_format_that_it_is_told_and_notes_a_template_wi
         style = chat_format_of(spec, note=told.append).tool_calls
         style.reader([MULTIPLY])
         assert (style.format and style.format.name, len(told)) == (expected, notes)
+
+
+async def test_each_of_several_servers_is_compared(learner: Learner, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        forced: list[dict[str, Any]] = [{}, {}, {"top_k": 20}, {}]
+        servers = [await stack.enter_async_context(standing_in(ServingStandIn, forced=f)) for f in forced]
+        engine = await stack.enter_async_context(connect(servers, tmp_path))
+        prompts = probe_prompts(ROWS, CHAT, longest=400)
+        found = await probe(engine, learner, prompts, TrainingSettings(max_response_length=64))
+    assert [str(each.server) for each in found] == [server.url for server in servers]
+    for each in (*found[:2], found[3]):
+        each.require_agreement(float32=True)
+    with pytest.raises(DistributionMismatchError, match=rf"sampled tokens of {servers[2].url}, .*top_k"):
+        found[2].require_agreement(float32=True)
+
+
+def test_log_probabilities_that_are_not_finite_never_agree() -> None:
+    found = Probe(
+        600, mean_abs_gap=math.nan, mean_gap=math.nan, gap_stderr=math.nan, surprise=0, surprise_stderr=1
+    )
+    with pytest.raises(DistributionMismatchError, match="not finite"):
+        found.require_agreement(float32=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,6 +136,8 @@ async def test_a_request_that_fails_for_a_moment_is_made_again(tmp_path: Path) -
     [
         ({"token_ids": None}, "one id for each token"),
         ({"logprobs": {"token_logprobs": [-1.0] * 50}}, "one id for each token"),
+        ({"token_ids": [5], "logprobs": {"token_logprobs": [None]}}, "one id for each token"),
+        ({"token_ids": [5], "logprobs": {"token_logprobs": [math.nan]}}, "not finite"),
         ({"prompt_token_ids": [1, 2]}, "another prompt"),
     ],
 )

@@ -122,6 +122,17 @@ async def test_a_server_that_hangs_is_left(
     assert len(four[0].requests) == 2, "no call was sent again to the server that hangs"
 
 
+async def test_a_server_that_hangs_does_not_delay_the_end(
+    four: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_engine, "ANSWER_TIMEOUT_S", 0.3)
+    engine = await connect(four, tmp_path).__aenter__()
+    await engine.publish(PublishablePolicy(), 1)
+    four[0].silent = True
+    await asyncio.wait_for(engine.__aexit__(), 60)
+    assert [server.unloaded for server in four] == [[], *[["r-v1"]] * 3]
+
+
 async def test_the_run_fails_when_no_server_is_left(four: list[Any], tmp_path: Path) -> None:
     async with connect(four, tmp_path) as engine:
         await asyncio.gather(*(server.kill() for server in four))

@@ -18,7 +18,7 @@ import asyncio
 import math
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -67,10 +67,12 @@ class Probe:
     gap_stderr: float
     surprise: float
     surprise_stderr: float
+    server: object = None
 
     def sentence(self) -> str:
+        source = "" if self.server is None else f" of {self.server}"
         said = (
-            f"over {self.tokens} sampled tokens, the log-probabilities differ by {self.mean_abs_gap:.2g} nats on average "
+            f"over {self.tokens} sampled tokens{source}, the log-probabilities differ by {self.mean_abs_gap:.2g} nats on average "
             f"(signed: {self.mean_gap:+.2g} ± {self.gap_stderr:.1g})"
         )
         if math.isinf(self.surprise_stderr):  # the learner's entropies are unknown
@@ -81,6 +83,11 @@ class Probe:
         """Refuse a distribution that differs from the learner's; with ``adapter``, it agreed before a change of it."""
         limit = MEAN_GAP_FLOAT32 if float32 else MEAN_GAP_BFLOAT16
         floor = SIGNED_FLOOR_FLOAT32 if float32 else SIGNED_FLOOR_BFLOAT16
+        if not math.isfinite(self.mean_abs_gap):
+            raise DistributionMismatchError(
+                f"the log-probabilities of engine or learner are not finite: {self.sentence()}.",
+                hint="look for damaged weights, or numbers beyond the range of the data type",
+            )
         one_sided = abs(self.mean_gap) > max(floor, STANDARD_ERRORS * self.gap_stderr)
         surprising = not truncated and abs(self.surprise) > SURPRISE_STANDARD_ERRORS * self.surprise_stderr
         hidden = ", and reports probabilities that are not those it drew with"
@@ -114,8 +121,19 @@ class Probe:
 
 async def probe(
     engine: PolicyEngine, learner: Policy, prompts: Sequence[tuple[int, ...]], settings: TrainingSettings
-) -> Probe:
-    """Have the engine continue ``prompts`` by at least :data:`TOKENS` tokens, and compare."""
+) -> list[Probe]:
+    """Have each server of the engine continue ``prompts`` by at least :data:`TOKENS` tokens, and compare."""
+    found = []
+    for server in engine.servers:  # one of several would not show in a mean
+        sequences = await _continued(engine, server, prompts, settings)
+        compared = compare(sequences, await asyncio.to_thread(learner.scores, sequences))
+        found.append(replace(compared, server=server if len(engine.servers) > 1 else None))
+    return found
+
+
+async def _continued(
+    engine: PolicyEngine, server: object, prompts: Sequence[tuple[int, ...]], settings: TrainingSettings
+) -> list[TokenSequence]:
     sequences: list[TokenSequence] = []
     drawn = 0
     while drawn < TOKENS and len(sequences) < MOST_CONTINUATIONS:
@@ -133,11 +151,12 @@ async def probe(
                 stop_tokens=engine.model.config.end_token_ids,
                 temperature=settings.rollout_temperature,
                 top_p=settings.rollout_top_p,
+                rollout=server,
             )
             generations.append(generation)
         sequences += await _drawn(engine, generations)
         drawn = sum(sum(sequence.mask) for sequence in sequences)
-    return compare(sequences, await asyncio.to_thread(learner.scores, sequences))
+    return sequences
 
 
 def compare(sequences: Sequence[TokenSequence], scores: Sequence[SequenceScores]) -> Probe:

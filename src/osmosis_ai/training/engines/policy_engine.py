@@ -33,6 +33,10 @@ class PolicyEngine(TokenEngine, Protocol):
     def failure(self) -> OsmosisError | None:
         """The reason why it cannot generate; None while it can."""
 
+    @property
+    def servers(self) -> Sequence[object]:
+        """Its servers; as a generation's ``rollout``, one of them continues it. None stands for a single one."""
+
     async def publish(self, policy: Any, version: int) -> None:
         """Sample from ``policy``, the learner of the same backend, from now on.
 
@@ -42,6 +46,8 @@ class PolicyEngine(TokenEngine, Protocol):
 
 class InProcessPolicyEngine:
     """The inference engine of this process; with ``unmerged``, the adapter is applied next to its base."""
+
+    servers = (None,)
 
     def __init__(self, engine: InferenceEngine, *, unmerged: bool = False) -> None:
         self._engine = engine
@@ -86,6 +92,7 @@ class RemotePolicyEngine(ABC):
     """Samples from a server, with a task for each running call."""
 
     model: RemoteModel
+    servers: Sequence[object] = (None,)
 
     def __init__(self, model_path: str) -> None:
         # The server does not describe its weights.

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 import secrets
 import shlex
@@ -137,6 +138,7 @@ ANSWER_TIMEOUT_S = 60.0
 PROBE_INTERVAL_S = 10.0
 _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 _SEED_MASK = (1 << 63) - 1
+_UNLOAD = "/v1/unload_lora_adapter"
 _MOE_OPTION = "--enable-mixed-moe-lora-format"
 _START = (
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --enable-lora --logprobs-mode processed_logprobs "
@@ -191,16 +193,20 @@ class _Replica:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._receives_adapters = False
 
+    def __str__(self) -> str:
+        return self.url
+
     async def open(self, note: Callable[[str], None], *, again: bool = False) -> None:
         """Start the server if it is ours and does not run (``again``: in any case), and connect."""
         if self.server is not None:
             await self.server.revive(note, unresponsive=again)
+        await self.close()
         self._http = open_session(timeout_s=REQUEST_TIMEOUT_S, headers=self._headers)
         try:
             self.context_length = await self._served_length()
-            with suppress(_RefusedError):
-                await self.send("GET", UPLOADS)
-                self._receives_adapters = True
+            self._receives_adapters = False
+            with suppress(_RefusedError):  # something else may answer every path
+                self._receives_adapters = "files" in await self.send("GET", UPLOADS)
         except BaseException:
             await self.close()
             raise
@@ -222,7 +228,7 @@ class _Replica:
 
     async def unload(self, name: str) -> None:
         try:
-            await self.send("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+            await self.send("POST", _UNLOAD, {"lora_name": name})
             if self._receives_adapters:
                 await self.send("DELETE", f"{UPLOADS}/{name}")
         except OsmosisError as error:  # harmless: the server evicts unused adapters
@@ -261,7 +267,8 @@ class _Replica:
     ) -> dict[str, Any]:
         """Send a request with a JSON body or a file, with retries of transient errors."""
         http, lost = self._http, f"vLLM at {self.url} cannot be reached: "
-        total_s = ANSWER_TIMEOUT_S if method == "GET" else REQUEST_TIMEOUT_S
+        is_quick = method in ("GET", "DELETE") or path == _UNLOAD
+        total_s = ANSWER_TIMEOUT_S if is_quick else REQUEST_TIMEOUT_S
         limit = aiohttp.ClientTimeout(total=total_s, sock_connect=ANSWER_TIMEOUT_S)
         if http is None or http.closed:
             raise NetworkError(f"{lost}the connection was closed")
@@ -309,7 +316,7 @@ class VllmEngine(RemotePolicyEngine):
         note: Callable[[str], None] = lambda _: None,
     ) -> None:
         super().__init__(model)
-        self._replicas = [_Replica(server, model, api_key) for server in servers]
+        self.servers = self._replicas = [_Replica(server, model, api_key) for server in servers]
         self._note = note
         self._base_model = self._serving = model
         self._end_tokens = end_token_ids
@@ -402,6 +409,8 @@ class VllmEngine(RemotePolicyEngine):
     async def _replica_of(self, rollout: object) -> _Replica:
         """Return the rollout's server; a new rollout gets the one with the fewest."""
         living = await self._available()
+        if isinstance(rollout, _Replica) and rollout in living:
+            return rollout
         if self._assigned.get(rollout) not in living:
             rollouts = Counter(self._assigned.values())
             self._assigned[rollout] = min(living, key=lambda replica: rollouts[replica])
@@ -506,11 +515,13 @@ def _emissions(generation: Generation, reply: Mapping[str, Any], version: int) -
     choice = (reply.get("choices") or [{}])[0]
     ids, scores = choice.get("token_ids"), choice.get("logprobs") or {}
     logprobs = scores.get("token_logprobs")
-    if not ids or not logprobs or len(ids) != len(logprobs):
+    if not ids or not logprobs or len(ids) != len(logprobs) or None in logprobs:
         raise OsmosisError(
             "vLLM did not return one log-probability and one id for each token it sampled.",
             hint="use vLLM 0.10.2 or newer, which knows `return_token_ids`",
         )
+    if not all(map(math.isfinite, logprobs)):
+        raise OsmosisError("vLLM gave a log-probability that is not finite.")
     read = choice.get("prompt_token_ids") or reply.get("prompt_token_ids")
     if read is not None and list(read) != list(generation.prompt):
         raise OsmosisError("vLLM read another prompt than it was sent: it must not add or cut tokens.")

@@ -457,8 +457,9 @@ class Trainer:
         found = await probe(engine, learner, prompts, settings)
         is_own = settings.vllm_command is not None and "--dtype" not in settings.vllm_args
         float32 = str(learner.device) == "cpu" and (is_own or settings.policy_engine != "vllm")
-        found.require_agreement(float32=float32, truncated=settings.rollout_top_p < 1)
-        hooks.stage(f"engine and learner agree: {found.sentence()}")
+        for each in found:
+            each.require_agreement(float32=float32, truncated=settings.rollout_top_p < 1)
+            hooks.stage(f"engine and learner agree: {each.sentence()}")
         if isinstance(learner, Learner) and settings.policy_engine == "vllm":
             # The effect of an adapter depends on the server's version and the model's architecture.
             hooks.stage("comparing the log-probabilities with a changed adapter")
@@ -466,7 +467,8 @@ class Trainer:
                 await engine.publish(learner, _CHANGED)
                 changed = await probe(engine, learner, prompts, settings)
             await engine.publish(learner, learner.updates)
-            changed.require_agreement(float32=float32, adapter=True)
+            for each in changed:
+                each.require_agreement(float32=float32, adapter=True)
 
     async def _open_sampler(
         self,

@@ -155,6 +155,12 @@ def test_submit_check_describes_model_and_steps(maze: Maze, monkeypatch: pytest.
     assert "submit it for a worker on another machine" in shown
     tinker = 'backend = "tinker"\ntinker_server = "hosted"'
     (maze.workspace.root / CONFIG).write_text(TEXT.replace("[advanced]", f"[advanced]\n{tinker}"))
+    assert (
+        "secrets.required: must list TINKER_API_KEY" in maze.osmosis("train", "submit", CONFIG, "--check").err
+    )
+    (maze.workspace.root / CONFIG).write_text(
+        TEXT.replace("[advanced]", f'[env]\nTINKER_API_KEY = "k"\n[advanced]\n{tinker}')
+    )
     outcome = maze.osmosis("train", "submit", CONFIG, "--check", "--json")
     assert outcome.resource["unchecked"] == ["model"]
     assert "The Tinker server checks 'fern/base-32b' when the run starts." in outcome.err

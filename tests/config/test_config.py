@@ -153,6 +153,16 @@ FORMATS = "hermes, qwen3_coder, mistral, deepseek, llama3_json, pythonic"
             "advanced.tinker_url",
             'requires `backend = "tinker"`',
         ),
+        (
+            "[advanced]\ntinker_server = 'other'",
+            "advanced.tinker_server",
+            'requires `backend = "tinker"`',
+        ),
+        (
+            f"[advanced]\n{VLLM}vllm_url = ['http://a', 'http://b/v1/']",
+            "advanced.vllm_url",
+            "must not end with /v1",
+        ),
         ("[advanced]\nbackend = 'tinker'", "advanced.tinker_url", "is required"),
         (
             f"[advanced]\n{TINKER}tinker_url = 'http://example.com'",

@@ -208,7 +208,8 @@ def _secret_name_issues(key: str, required: list[str]) -> Iterator[Issue]:
 
 def _conflicts(document: Mapping[str, Any]) -> Iterator[Issue]:
     """Yield the issues of values that are valid, but not together."""
-    experiment, env, secrets = (document.get(name) for name in ("experiment", "env", "secrets"))
+    sections = ("experiment", "env", "secrets", "advanced")
+    experiment, env, secrets, advanced = (document.get(name) for name in sections)
     if isinstance(experiment, dict) and "branch" in experiment and "commit_sha" in experiment:
         yield Issue("experiment.commit_sha", "cannot be combined with `branch`; keep one of them")
     required = secrets.get("required") if isinstance(secrets, dict) else None
@@ -216,6 +217,10 @@ def _conflicts(document: Mapping[str, Any]) -> Iterator[Issue]:
         both = sorted(name for name in env if name in required)
         if both:
             yield Issue("env", f"Name(s) appear in both [env] and [secrets]: {', '.join(both)}")
+    if isinstance(advanced, dict) and advanced.get("tinker_server") == "hosted":
+        names = [*(env if isinstance(env, dict) else ()), *(required if isinstance(required, list) else ())]
+        if "TINKER_API_KEY" not in names:
+            yield Issue("secrets.required", 'must list TINKER_API_KEY with `tinker_server = "hosted"`')
 
 
 def _advanced_issues(value: Any, key: str) -> Iterator[Issue]:

@@ -389,6 +389,8 @@ def _vllm_url_problem(urls: Sequence[str]) -> str | None:
         return "must name at least one server"
     if len({url.rstrip("/") for url in urls}) < len(urls):
         return "must not name a server twice"
+    if any(url.rstrip("/").endswith("/v1") for url in urls):
+        return "must not end with /v1; the run adds the paths itself"
     return next(filter(None, map(_url_problem, urls)), None)
 
 
@@ -407,7 +409,9 @@ def _url_problem(text: str) -> str | None:
 def backend_problems(settings: TrainingSettings) -> dict[str, str]:
     """Return, by key, what a Tinker server cannot do, or what only makes sense with one."""
     if settings.backend == "local":
-        return {"tinker_url": 'requires `backend = "tinker"`'} if settings.tinker_url else {}
+        fields, keys = type(settings).model_fields, ("tinker_server", "tinker_url")
+        named = [key for key in keys if getattr(settings, key) != fields[key].default]
+        return dict.fromkeys(named, 'requires `backend = "tinker"`')
     problems = {}
     if not settings.tinker_url:
         if settings.tinker_server != "hosted":

@@ -176,7 +176,7 @@ def test_submit_check_describes_model_and_steps(maze: Maze, monkeypatch: pytest.
         )
         (maze.workspace.root / CONFIG).write_text(changed)
         shown = maze.osmosis("train", "submit", CONFIG, "--check", "--plain").out
-        assert ("Sampling engines: 4 vLLM servers" in shown) == (program == "vllm")
+        assert ("Sampling engine: 4 vLLM servers" in shown) == (program == "vllm")
         assert "this machine cannot train it." in shown and program in shown.split("This machine:")[1]
 
 

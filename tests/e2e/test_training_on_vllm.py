@@ -136,6 +136,6 @@ async def test_fewer_gpus_than_servers_are_refused_before_the_model_is_loaded(tm
     monkeypatch.setattr(
         "osmosis_ai.training.learner.distributed.local_device", lambda _device: torch.device("cuda")
     )
-    message = r"vllm_replicas = 2 needs 3 GPUs with the learner's, and this machine has 2\."
+    message = r"This machine has 2 GPUs; the learner and \[advanced\]\.vllm_replicas = 2 need 3\."
     with pytest.raises(OsmosisError, match=message):
         await trainer(tmp_path / "run", TrainingHooks(), standin(), vllm_replicas=2).run()

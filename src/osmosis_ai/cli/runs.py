@@ -656,7 +656,7 @@ def _check(context: PlatformContext, submission: submits.PreparedSubmit) -> Oper
                 f"({steps['training_rows']:,} training rows, {validated})"
             )
             if config.settings.vllm_servers > 1:
-                lists.append(f"Sampling engines: {config.settings.vllm_servers} vLLM servers")
+                lists.append(f"Sampling engine: {config.settings.vllm_servers} vLLM servers")
         if submission.model is not None and submission.model.is_known:
             can_train, reason = check_own_machine(submission.model)
             resource["this_machine"] = {"can_train": can_train, "reason": reason}

@@ -152,12 +152,12 @@ class AdvancedSection(ConfigSection):
     # the policy's engine
     policy_engine: EngineName = setting(
         "torch",
-        "sampling engine: this process (torch) or a vLLM server (vllm); on a GPU, the default is vllm, except for models "
-        "with fewer than 1 billion parameters and with rollout_top_p below 1",
+        "sampling engine: this process (torch) or a vLLM server (vllm); on a GPU, the default is vllm unless the model has "
+        "fewer than 1 billion parameters or rollout_top_p is below 1",
     )
     vllm_url: Annotated[str | list[str] | None, MAY_CHANGE] = setting(
         None,
-        "URL of a running vLLM server, or of several, without /v1; they need access to the run's directory, or the "
+        "URL of a running vLLM server, or of several, without /v1; each needs access to the run's directory, or the "
         "middleware that receives adapters",
     )
     vllm_replicas: Annotated[Count, MAY_CHANGE] = setting(
@@ -189,7 +189,7 @@ class AdvancedSection(ConfigSection):
     lora_alpha: Positive = setting(32.0, "scale of the adapter: alpha / rank")
     lora_targets: str | list[str] = setting(
         "all-linear",
-        "the layers that get an adapter: all, or ends of names, in which * matches anything",
+        "layers that get an adapter: all-linear, or ends of layer names, in which * matches any text",
         example=["q_proj", "layers.[0-3].mlp.*"],
     )
     # the optimiser
@@ -206,7 +206,7 @@ class AdvancedSection(ConfigSection):
     )
     refill: bool = setting(
         False,
-        "replace groups with equal rewards by further groups, at most 3 times rollout_batch_size per step",
+        "replace groups with equal rewards by others, at most 3 times rollout_batch_size per step",
     )
     report_to: Annotated[list[LoggerName], MAY_CHANGE] = setting(
         [], "loggers that receive the metrics of every step: trackio, tensorboard, wandb"
@@ -342,12 +342,12 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
         named = [f"`{key}`" for key in ("clip_low", "clip_high") if getattr(self, key) != getattr(usual, key)]
         clips = f"{' and '.join(named)} {'has' if len(named) == 1 else 'have'} no effect"
         if self.importance_cap is not None:
-            why = f"with {'max_staleness > 0' if self.max_staleness else 'importance_cap'} the policy is clipped"
-            why += " against the one at the start of the step, so the ratio is 1."
+            why = f"with {'max_staleness > 0' if self.max_staleness else 'importance_cap'} the clip compares the policy"
+            why += " with the one at the start of the step, so the ratio is 1."
             found = [f"{clips}: {why}"] if named else []
             if gspo:
                 found.append(
-                    f'loss_type = "gspo" learns as "grpo" does, with a sequence\'s mean importance weight: {why}'
+                    f'loss_type = "gspo" learns like "grpo", with the mean importance weight of each sequence: {why}'
                 )
             return found
         once = "every batch is learned from once, by the policy that sampled it (max_staleness = 0), so"
@@ -374,9 +374,7 @@ def engine_problems(settings: TrainingSettings) -> dict[str, str]:
             "accepts either `vllm_url` (a running server) or `vllm_command` (starts one), not both"
         )
     elif {"vllm_url", "vllm_replicas"} <= set(named):
-        problems["vllm_replicas"] = (
-            "is for servers that the run starts; list several running ones in `vllm_url`"
-        )
+        problems["vllm_replicas"] = "applies to servers that the run starts; list running ones in `vllm_url`"
     if settings.vllm_url is not None and (problem := _vllm_url_problem(settings.vllm_urls)):
         problems["vllm_url"] = problem
     if settings.rollout_top_p < 1:

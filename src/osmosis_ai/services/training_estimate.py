@@ -248,7 +248,7 @@ def check_own_machine(model: ModelSupport) -> tuple[bool, str]:
     if uses_vllm and not (settings.vllm_url or settings.vllm_command or which("vllm")):
         return False, "`vllm` is not on PATH, and [advanced] sets neither vllm_command nor vllm_url."
     if missing := [name for name in settings.report_to if find_spec(name) is None]:
-        return False, f"{' and '.join(missing)} of the extra `loggers` is not installed."
+        return False, f"the extra `loggers` is not installed (required by {' and '.join(missing)})."
     memory = needed_memory(here, own, size)
     return memory.fits is not False, format_machine(own, memory)
 

@@ -168,7 +168,7 @@ async def test_a_server_that_never_keeps_a_session_ends_the_run(tmp_path, monkey
 @pytest.mark.parametrize(
     ("fault", "error", "message"),
     [
-        ({"nan": True}, SessionLostError, "returned log-probabilities that are not numbers"),
+        ({"nan": True}, SessionLostError, "returned log-probabilities that contain NaN or infinity"),
         ({"outputs": 8}, SessionLostError, r"returned \d+ log-probabilities for \d+ tokens"),
         ({"outputs": 0}, SessionLostError, r"returned 0 log-probabilities for \d+ tokens"),
         (
@@ -193,7 +193,7 @@ def test_a_reply_that_is_no_gradient_makes_no_update(server, sampled, monkeypatc
 def test_a_gradient_that_is_not_finite_loses_the_session(server, sampled, monkeypatch):
     learner = connect(server)
     monkeypatch.setattr(server, "_optim_step", lambda _: server._later({"metrics": {"grad_norm": "inf"}}))
-    with pytest.raises(SessionLostError, match="with a gradient that is not finite"):
+    with pytest.raises(SessionLostError, match="with a gradient that contains NaN or infinity"):
         learner.step(*sampled)
 
 
@@ -203,7 +203,7 @@ async def test_tokens_without_numbers_end_the_engine(server, monkeypatch):
     await engine.publish(learner, 0)
     monkeypatch.setattr(server, "nan", True)
     generation = Generation((5, 6), 4, stream=1, stop_tokens=frozenset({2}), temperature=1.0)
-    with pytest.raises(EngineStoppedError, match="sampled tokens without log-probabilities"):
+    with pytest.raises(EngineStoppedError, match="sampled tokens without valid log-probabilities"):
         await TokenFeed(engine, [generation], every_token=False).read()
     assert engine.failure is not None
     await engine.close()

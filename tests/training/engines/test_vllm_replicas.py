@@ -92,7 +92,7 @@ async def test_the_rollouts_of_a_killed_server_continue_with_the_same_tokens(
         assert engine.failure is None
     [note] = notes
     assert note.startswith(f"vLLM at {four[1].url} cannot be reached: ")
-    assert note.endswith(". 3 of 4 engines are available.")
+    assert note.endswith(". 3 of 4 vLLM servers are available.")
 
 
 async def test_a_server_that_comes_back_gets_the_newest_adapter(four: list[Any], tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ async def test_a_server_that_comes_back_gets_the_newest_adapter(four: list[Any],
         async with standing_in(port=urlsplit(four[2].url).port or 0) as again:
             await until(lambda: len(notes) == 2)
             assert list(again.loaded) == ["r-v2"]
-            assert notes[1] == f"vLLM at {again.url} answers again. 4 of 4 engines are available."
+            assert notes[1] == f"vLLM at {again.url} answers again. 4 of 4 vLLM servers are available."
             drawn = await asyncio.gather(*(turns(engine, seed, 1) for seed in range(8)))
             assert {token.version for [tokens] in drawn for token in tokens} == {2}
             assert len(again.requests) == 2
@@ -137,7 +137,7 @@ async def test_the_run_fails_when_no_server_is_left(four: list[Any], tmp_path: P
     async with connect(four, tmp_path) as engine:
         await asyncio.gather(*(server.kill() for server in four))
         with pytest.raises(
-            EngineStoppedError, match=r"None of the 4 vLLM servers answers\. vLLM at http://127"
+            EngineStoppedError, match=r"All 4 vLLM servers are unavailable\. vLLM at http://127"
         ):
             await generated(engine, wanted())
         assert isinstance(engine.failure, NetworkError)

@@ -2,12 +2,12 @@
 
     VLLM_API_KEY=... vllm serve MODEL ... --middleware osmosis_ai.training.engines.adapter_upload.AdapterUpload
 
-vLLM loads adapters by path only, so the trainer uploads the files, and names the returned path when it loads them. This
+vLLM loads adapters by path only. The trainer uploads the files and then passes the returned path to vLLM. This
 module needs only the standard library: without `osmosis-ai` in vLLM's environment, a copy of the file on its PYTHONPATH
 is enough (`--middleware adapter_upload.AdapterUpload`).
 
-    GET /osmosis/adapters               answers that uploads are possible
-    PUT /osmosis/adapters/NAME/FILE     stores a file, whole or not at all; answers the adapter's directory
+    GET /osmosis/adapters               reports that uploads are possible
+    PUT /osmosis/adapters/NAME/FILE     stores a file atomically; returns the adapter's directory
     DELETE /osmosis/adapters/NAME       deletes an adapter
 """
 
@@ -76,7 +76,7 @@ class AdapterUpload:
                 if int(length) > LARGEST_FILE_BYTES:
                     return 413, f"The file has more than {LARGEST_FILE_BYTES} bytes."
                 if not await _store(root / name / file, int(length), receive):
-                    return 400, "The body does not have the announced length."
+                    return 400, "The body and its Content-Length differ."
                 return 200, {"path": str(root / name)}
             case "DELETE", [name]:
                 await asyncio.to_thread(shutil.rmtree, root / name, ignore_errors=True)

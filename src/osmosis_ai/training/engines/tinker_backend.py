@@ -135,7 +135,7 @@ class TinkerServer:
             )
         if status in (301, 302, 303, 307, 308):  # the client would send the key there
             return OsmosisError(
-                f"{self.place} redirects.", hint="set [advanced].tinker_url to its final address"
+                f"{self.place} redirects requests.", hint="set [advanced].tinker_url to its final address"
             )
         if status in (400, 422):  # the same request would be refused again
             return OsmosisError(f"{self.place} {what}: {said}")
@@ -174,7 +174,7 @@ def _origin(url: str) -> tuple[str, str, int | None]:
 
 @dataclass(frozen=True)
 class _Loss:
-    """A loss of the API and its configuration; ``at_policy`` takes it at the policy's own log-probabilities."""
+    """A loss of the API and its configuration. ``at_policy``: its ratios are relative to the current policy."""
 
     name: str
     config: dict[str, float] | None = None
@@ -267,7 +267,7 @@ class TinkerLearner:
         norms = [value for key, value in (optimised.metrics or {}).items() if key.endswith("grad_norm")]
         if not all(map(math.isfinite, norms)):
             raise SessionLostError(
-                f"{self.server.place} updated the policy with a gradient that is not finite."
+                f"{self.server.place} updated the policy with a gradient that contains NaN or infinity."
             )
         return replace(
             metrics, updates=self.updates, learning_rate=rate, grad_norm=norms[0] if norms else None
@@ -276,7 +276,7 @@ class TinkerLearner:
     def _datum(
         self, row: TrainingRow, reference: Sequence[float], totals: BatchTotals, sequences: int
     ) -> tinker.Datum:
-        """Return a row whose ratios are relative to the log-probabilities ``reference``."""
+        """Return a row; ratios are relative to the log-probabilities ``reference``."""
         settings = self.settings
         mask_1T = torch.tensor([row.mask[1:]], dtype=torch.float32)
         if settings.method == "sft":
@@ -374,7 +374,7 @@ class TinkerLearner:
         for row, values in zip(rows, found, strict=True):
             if not all(map(math.isfinite, compress(values, row.mask[1:]))):
                 raise SessionLostError(
-                    f"{self.server.place} returned log-probabilities that are not numbers."
+                    f"{self.server.place} returned log-probabilities that contain NaN or infinity."
                 )
         return found
 
@@ -510,7 +510,9 @@ class TinkerEngine(RemotePolicyEngine):
             tokens, logprobs = list(sequence.tokens), sequence.logprobs
             is_complete = tokens and logprobs is not None and len(tokens) == len(logprobs)
             if not is_complete or not all(map(math.isfinite, logprobs)):
-                raise OsmosisError(f"{self._learner.server.place} sampled tokens without log-probabilities.")
+                raise OsmosisError(
+                    f"{self._learner.server.place} sampled tokens without valid log-probabilities."
+                )
         except asyncio.CancelledError:
             raise
         except Exception as error:  # the task's edge: without this, the caller would wait forever

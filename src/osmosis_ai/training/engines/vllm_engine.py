@@ -400,7 +400,7 @@ class VllmEngine(RemotePolicyEngine):
             if all(task.done() for task in restarting):
                 loss, count = self._replicas[0].loss, len(self._replicas)
                 if count > 1:
-                    loss = NetworkError(f"None of the {count} vLLM servers answers. {loss.message}")
+                    loss = NetworkError(f"All {count} vLLM servers are unavailable. {loss.message}")
                 self.failure = loss
                 raise loss
             await asyncio.wait(restarting, return_when=asyncio.FIRST_COMPLETED)
@@ -447,7 +447,7 @@ class VllmEngine(RemotePolicyEngine):
         """Note an event and, of several servers, how many are left."""
         message = str(event).splitlines()[0].rstrip(".") + "."
         if len(self._replicas) > 1:
-            message += f" {len(self._living())} of {len(self._replicas)} engines are available."
+            message += f" {len(self._living())} of {len(self._replicas)} vLLM servers are available."
         self._note(message)
 
     async def _probe(self) -> None:

@@ -353,7 +353,7 @@ class StepLoop(ABC):
             if not (self.state.reward_dropped or self.state.collapsed):
                 return ending
             warning = (
-                "The policy became worse; look at the run's warnings before you deploy its last checkpoint."
+                "The policy became worse. Read the run's warnings before you deploy its last checkpoint."
             )
             self.hooks.note(warning)
             return replace(ending, warning=warning)

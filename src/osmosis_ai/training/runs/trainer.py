@@ -209,8 +209,8 @@ class Trainer:
             on_gpu = local_device(self.spec.device).type == "cuda"
             if on_gpu and settings.vllm_replicas > 1 and len(found) < needed:
                 raise OsmosisError(
-                    f"[advanced].vllm_replicas = {settings.vllm_replicas} needs {needed} GPUs with the learner's, and "
-                    f"this machine has {len(found)}."
+                    f"This machine has {len(found)} GPUs; the learner and [advanced].vllm_replicas = "
+                    f"{settings.vllm_replicas} need {needed}."
                 )
         self.spec = replace(self.spec, settings=settings)
         self._ranks = LearnerRanks(self.spec, self._directory.learner, self.environ)

@@ -202,7 +202,7 @@ def test_a_run_that_is_killed_stopped_and_resumed_elsewhere_has_the_curve_of_an_
         assert (resumed["id"], resumed["step"]) == (disturbed["id"], stopped["current_step"])
         found = ended(api, RUNS, disturbed["name"])["training_run"]
     assert found["status"] == "finished", messages(api, disturbed["name"])
-    took_over = f"resumed on another machine from the checkpoint of step {resumed['step']}"
+    took_over = f"resumed from the stored checkpoint of step {resumed['step']}"
     assert took_over in messages(api, disturbed["name"])
     calm, stormy = curves(api, undisturbed["name"]), curves(api, disturbed["name"])
     assert set(calm) == set(stormy)

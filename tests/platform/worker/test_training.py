@@ -200,11 +200,11 @@ def test_run_moves_between_machines(machine: Machine, tmp_path: Path) -> None:
     first = machine.config
     machine.move(tmp_path / "elsewhere")
     machine.work(stops_at(8))
-    assert "resumed on another machine from the checkpoint of step 7" in machine.log
+    assert "resumed from the stored checkpoint of step 7" in machine.log
     assert [each.step for each in checkpoints_in(machine.directory.training.checkpoints)] == [7, 8]
     machine.config = first
     assert machine.work(finishes) == FinishRequest(outcome="finished")
-    assert "from the checkpoint of step 8" in machine.log
+    assert "from the stored checkpoint of step 8" in machine.log
     assert machine.steps() == list(range(1, STEPS + 1))
     assert [each.step for each in read_history(machine.directory.training.metrics)] == machine.steps()
     assert machine.checkpoints() == [5, 8]

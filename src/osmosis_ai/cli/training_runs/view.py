@@ -26,6 +26,7 @@ from osmosis_ai.services import training_runs
 from osmosis_ai.services.training_runs import DescribedTraining, LocalTraining
 from osmosis_ai.training.runs.curves import CurveValue, SavedAdapter, TrainingCurves
 from osmosis_ai.training.runs.metrics import (
+    DROPPED,
     TRAINING_LOSS,
     TRAINING_REWARD,
     VALIDATION_LOSS,
@@ -121,7 +122,7 @@ def result_lines(curves: TrainingCurves) -> Iterator[list[str]]:
     if training := measured["training"]:
         rows.append((f"Training {measure}", *_first_best_last(training, compact, by_value)))
     lines = aligned("Results", [("", "First", "Best", "Last"), *rows] if rows else [])
-    lines += [f"  {label:<20}  {text}" for label, text in _speed(curves)]
+    lines += [f"  {label:<20}  {text}" for label, text in _averages(curves)]
     yield lines
     yield aligned("Warnings", _warnings(curves))
     yield aligned("Checkpoints", _checkpoints(curves))
@@ -170,8 +171,8 @@ def _with_interval(point: CurveValue, shown: Callable[[float], str]) -> str:
     return f"{shown(point.value)} ({shown(point.low).removesuffix('%')}–{shown(point.high)})"
 
 
-def _speed(curves: TrainingCurves) -> Iterator[tuple[str, str]]:
-    """Yield the mean sampling speed, and the mean time of a step with the share of each phase."""
+def _averages(curves: TrainingCurves) -> Iterator[tuple[str, str]]:
+    """Yield the means of sampling speed, time of a step with the share of each phase, staleness and replaced groups."""
     speeds, steps = curves.points(_SAMPLING_SPEED), curves.points(_STEP_TIME)
     if speeds:
         yield "Sampling speed", f"{_mean(speeds):,.0f} tokens/s"
@@ -183,6 +184,12 @@ def _speed(curves: TrainingCurves) -> Iterator[tuple[str, str]]:
             if part > 0
         ]
         yield "Time per step", f"{formats.duration(_mean(steps))}: {', '.join(shares)}".removesuffix(": ")
+    staleness, replaced = curves.points("rollout/staleness"), curves.points("rollout/replaced")
+    if any(each.value for each in staleness):
+        dropped = percent(_mean(curves.points(DROPPED)), digits=0)
+        yield "Staleness", f"{_mean(staleness):.1f} updates; {dropped} of groups dropped as too old"
+    if any(each.value for each in replaced):
+        yield "Replaced groups", f"{_mean(replaced):.1f} per step, because of equal rewards"
 
 
 def _mean(points: Sequence[CurveValue]) -> float:

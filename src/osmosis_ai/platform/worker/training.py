@@ -108,7 +108,7 @@ class TrainingWork(Work):
             self.directory.training, reporter, base_model=spec.model_path, save_freq=save_freq
         )
         if self._resumed_from is not None:
-            message = f"resumed on another machine from the checkpoint of step {self._resumed_from}"
+            message = f"resumed from the stored checkpoint of step {self._resumed_from}"
             reporter.log(LogLine(message, step="run"))
         if interrupt:
             # No new work begins, but what an earlier worker did is reported.

@@ -75,7 +75,7 @@ class OsmosisError(Exception):
 
 
 class UsageError(OsmosisError):
-    """The options of a command are invalid, or do not apply to what it is about."""
+    """The options of a command are invalid, or do not apply to its arguments."""
 
 
 class NotFoundError(OsmosisError):

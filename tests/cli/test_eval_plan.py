@@ -129,12 +129,12 @@ def test_rewards(maze: Maze) -> None:
     ("words", "said"),
     [
         (("--detect", "3"), "can change by 1 at most: write 3 points as 0.03"),
-        (("--confidence", "95"), "--confidence must lie between 0.5 and 1"),
+        (("--confidence", "95"), "--confidence must be between 0.5 and 1"),
         (("--pass-rate", "60"), "write 60% as 0.6"),
-        (("--rows-at-most", "1"), "one row says nothing about others"),
+        (("--rows-at-most", "1"), "must be at least 2"),
         (("--max-cost", "1e308"), "--max-cost must be an amount of US dollars, from 0 to 1e+12"),
         (("--metric", "reward"), "--metric reward needs a --pilot"),
-        (("--pilot", "pilot", "--icc", "0.3"), "are assumptions without a run"),
+        (("--pilot", "pilot", "--icc", "0.3"), "are assumptions for a plan without a run"),
     ],
 )
 def test_usage_errors(maze: Maze, words: tuple[str, ...], said: str) -> None:

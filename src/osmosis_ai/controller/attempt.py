@@ -386,7 +386,7 @@ def acknowledgement(usage: RolloutUsage, *, stored: bool) -> dict[str, Any]:
 
 @dataclass(eq=False)
 class _Call:
-    """A call of :meth:`RolloutRunner.run_all`: where its results go, and what is left of it."""
+    """A call of :meth:`RolloutRunner.run_all`: its results and its remaining attempts."""
 
     results: AttemptResults
     left: set[Attempt]
@@ -395,7 +395,7 @@ class _Call:
 
 
 class _Queue(OrderedDict[Attempt, None]):
-    """Attempts that wait, first in, first out; as an iterator it continues when more are added."""
+    """Waiting attempts, first in, first out. The iterator continues when more are added."""
 
     def __next__(self) -> Attempt:
         if not self:

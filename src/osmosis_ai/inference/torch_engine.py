@@ -323,7 +323,7 @@ class TorchModel:
 
 @contextmanager
 def adapting() -> Iterator[None]:
-    """Let PEFT put an adapter on a model, without the warning about a name of transformers that it uses."""
+    """Suppress PEFT's warning about a deprecated name of transformers while it adds an adapter."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
         yield

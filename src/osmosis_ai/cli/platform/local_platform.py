@@ -97,7 +97,7 @@ def local_platform(config: PlatformConfig | None = None) -> Iterator[LocalPlatfo
 
 
 def fields(row: object, *names: str, **more: Any) -> dict[str, Any]:
-    """Return attributes of a row of the database, and ``more``, with moments as scripts see them."""
+    """Return attributes of a database row, and ``more``, with times in ISO 8601."""
     values = {name: getattr(row, name) for name in names} | more
     return {
         name: value.isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -61,11 +61,11 @@ class PlanRequest:
             ("--pass-rate", self.pass_rate, 0, 1, "between 0 and 1: write 60% as 0.6"),
         ):
             if number is not None and not low < number < high:
-                raise UsageError(f"{option} must lie {said}, got {number:g}.")
+                raise UsageError(f"{option} must be {said}, got {number:g}.")
         if "" in (self.pilot, self.against):
             raise UsageError("--pilot and --against name a run; omit them to plan without one.")
         if self.icc is not None and not 0 <= self.icc <= 1:
-            raise UsageError(f"--icc is a share, from 0 to 1, got {self.icc:g}.")
+            raise UsageError(f"--icc must be between 0 and 1, got {self.icc:g}.")
         if self.detect is not None and not (math.isfinite(self.detect) and self.detect > 0):
             raise UsageError(f"--detect must be a difference above 0, got {self.detect:g}.")
         for option, cost in (("--max-cost", self.max_cost), ("--row-cost", self.row_cost)):
@@ -74,9 +74,9 @@ class PlanRequest:
                     f"{option} must be an amount of US dollars, from 0 to {_MOST_USD:g}, got {cost:g}."
                 )
         if self.rows_at_most is not None and self.rows_at_most < 2:
-            raise UsageError("--rows-at-most must be 2 or more: one row says nothing about others.")
+            raise UsageError("--rows-at-most must be at least 2: the variance between rows needs two.")
         if self.from_runs and (self.pass_rate is not None or self.icc is not None):
-            raise UsageError("--pass-rate and --icc are assumptions without a run; omit them.")
+            raise UsageError("--pass-rate and --icc are assumptions for a plan without a run; omit them.")
         if self.metric == "pass_rate":
             self.check_scale(1.0)
         elif not self.from_runs:

@@ -6,7 +6,7 @@ log-probabilities, and per-token advantages that contain our averaging over toke
 sums. The losses of the API that equal ours:
 
     policy loss without importance_cap    ppo
-    with it, as max_staleness > 0 has     cispo, whose weight is min(ratio, cap)
+    with importance_cap                   cispo, whose weight is min(ratio, cap)
     cross-entropy (method = "sft")        cross_entropy
 
 Servers differ in how they sum cross_entropy and what settings cispo has. At the policy's own log-probabilities, which a

@@ -175,7 +175,7 @@ class _RefusedError(OsmosisError):
 class _Replica:
     """One vLLM server. Its methods raise NetworkError when it does not answer.
 
-    ``recovery`` is the task that gets a lost server back, None while it answers; then ``loss`` is the reason.
+    ``recovery`` is the task that recovers a lost server, and ``loss`` is why it was lost; None while it answers.
     """
 
     _http: aiohttp.ClientSession | None = None
@@ -359,7 +359,7 @@ class VllmEngine(RemotePolicyEngine):
     def submit(self, generations: Sequence[Generation], listener: Listener) -> Cancellable:
         if any(generation.top_p < 1.0 for generation in generations):
             raise OsmosisError(
-                "vLLM gives log-probabilities after `top_p`, which no policy gradient can be computed from.",
+                "vLLM returns log-probabilities after `top_p`; no policy gradient can be computed from them.",
                 hint="set `rollout_top_p = 1.0`",
             )
         return super().submit(generations, listener)
@@ -444,14 +444,14 @@ class VllmEngine(RemotePolicyEngine):
                 return self._report(f"vLLM at {replica.url} answers again")
 
     def _report(self, event: OsmosisError | str) -> None:
-        """Note an event and, of several servers, how many are left."""
+        """Note an event and, if there are several servers, how many are available."""
         message = str(event).splitlines()[0].rstrip(".") + "."
         if len(self._replicas) > 1:
             message += f" {len(self._living())} of {len(self._replicas)} vLLM servers are available."
         self._note(message)
 
     async def _probe(self) -> None:
-        """Find servers that accept calls and answer nothing."""
+        """Find servers that accept calls but do not answer."""
         while True:
             await asyncio.sleep(PROBE_INTERVAL_S)
             await asyncio.gather(*(each.probe() for each in self._replicas if each.waiting))

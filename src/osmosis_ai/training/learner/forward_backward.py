@@ -74,7 +74,7 @@ class ForwardBackward:
         sums = StepSums.zeros(self._device)
         largest_gap = torch.zeros((), device=self._device)
         share = plan[self._world.rank :: self._world.size]
-        # Nothing in this loop waits for the GPU, which is why it still computes while the next micro-batch is copied.
+        # Nothing in this loop waits for the GPU, so it computes while the next micro-batch is copied.
         for indices in share:
             batch = collate([step.rows[index] for index in indices], self._device)
             gap_BK = self._learn_from(batch, step, sums)

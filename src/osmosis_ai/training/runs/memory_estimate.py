@@ -169,10 +169,10 @@ def _peak_of_a_step(
 def activation_bytes(
     layer: DecoderLayer, hidden: int, lora_rank: int, weight_bytes: int, length: int
 ) -> tuple[int, int]:
-    """Return the bytes that a layer's attention and norms, and its MLP keep of one token of a sequence for the backward pass."""
+    """Return the bytes per token that a layer's attention with norms, and its MLP, keep for the backward pass."""
     query, key, wide = layer.query_width, layer.key_width, layer.wide
     scores = score_bytes(layer, weight_bytes)
-    # A fused kernel gets a window as a mask of numbers. With a mask or without the kernel, keys and values are repeated for all heads.
+    # A fused kernel gets a window as a mask. With a mask, or without the kernel, keys and values are repeated for all heads.
     masked = 0 < layer.window <= length and not scores
     repeated = 2 * query if masked or scores else key + layer.value_width
     attention = (2 * query + repeated + length * masked) * weight_bytes + layer.heads * length * scores
@@ -196,7 +196,7 @@ def activation_bytes(
 
 
 def score_bytes(layer: DecoderLayer, weight_bytes: int) -> int:
-    """Return the bytes that a layer keeps of one head's attention from one token to another; 0 with a fused kernel."""
+    """Return the bytes of attention weights that a layer keeps per head and pair of tokens; 0 with a fused kernel."""
     if layer.attention == "softcapped":  # tanh, the float32 softmax, and its copy in bfloat16
         return 2 * FLOAT32
     if layer.attention == "sinks":
@@ -206,10 +206,10 @@ def score_bytes(layer: DecoderLayer, weight_bytes: int) -> int:
 
 
 def gradient_bytes(layer: DecoderLayer, hidden: int, weight_bytes: int, length: int) -> tuple[int, int]:
-    """Return the bytes per token of the gradients that the backward passes of attention and of the MLP add to the activations.
+    """Return the bytes per token that gradients in attention and in the MLP add to the activations.
 
-    In attention, before and after the softmax. In the MLP, of the experts' outputs, or of the widest output, which its adapter
-    needs twice in float32.
+    Attention needs the gradients before and after the softmax. The MLP needs those of the experts' outputs, or of the widest
+    output, whose adapter needs it twice more in float32.
     """
     softmax = FLOAT32 if layer.attention == "softcapped" else weight_bytes
     scores = 2 * layer.heads * length * softmax if score_bytes(layer, weight_bytes) else 0

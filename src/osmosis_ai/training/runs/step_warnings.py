@@ -24,7 +24,7 @@ Curves = Mapping[str, Sequence[tuple[int, float]]]
 WINDOW = 5
 """Steps over which a mean is taken, and for which a warning is not repeated."""
 _FIRST_COLLAPSE = 4
-"""The first step at which a collapse of the reward is looked for, with means of 2 steps."""
+"""The first step at which the reward is checked for a collapse, with means of 2 steps."""
 # In 200 steps of a policy that does not change, at most one run in twenty has such a drop by chance (simulated).
 _CLEAR_DROP = 5.0
 _LOST_REWARD, _LEAST_ENTROPY, _LEAST_LENGTH = 0.5, 0.05, 0.25

@@ -173,6 +173,8 @@ async def test_refill_replaces_at_most_three_times_the_batch() -> None:
     most = 2 * (MOST_REPLACED + 1)
     assert [list(batch.positions) for batch in batches] == [list(range(most)), list(range(most, 2 * most))]
     assert [batch.replaced for batch in batches] == [2 * MOST_REPLACED] * 2
+    assert ORDER.at(2 * most) == (10, ORDER.batch(10)[0])
+    assert world.buffer.last_sampled_step() == 9, "the files of nine steps' groups are complete"
 
 
 @pytest.mark.parametrize("refill", [False, True])

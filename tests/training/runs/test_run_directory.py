@@ -112,10 +112,19 @@ def test_trajectories_of_the_last_steps_stay_and_older_ones_go(directory):
     for name in ("train-000001-row-0-0-a", "valid-000001-row-0-0-b", "train-000003-row-0-0-c", "other"):
         (directory.trials / name).mkdir()
     with deep_directories(directory.trials / "train-000001-row-0-0-a"):
-        directory.sweep_trials(3)
+        directory.sweep_trials(3, 3)
     assert sorted(path.name for path in directory.trials.iterdir()) == [
         "other", "train-000003-row-0-0-c"
     ]  # fmt: skip
+
+
+def test_trajectories_of_groups_go_by_their_own_steps(directory):
+    names = [f"{kind}-{step:06d}-row-0-0" for kind in ("train", "valid") for step in range(1, 9)]
+    for name in names:
+        (directory.trials / name).mkdir()
+    directory.sweep_trials(3, 8)
+    left = sorted(path.name for path in directory.trials.iterdir())
+    assert left == [*names[6:8], *names[9:]]
 
 
 def test_trajectories_of_the_newest_validation_stay_until_the_next_ones_are_there(directory):
@@ -125,7 +134,7 @@ def test_trajectories_of_the_newest_validation_stay_until_the_next_ones_are_ther
             (directory.trials / name).mkdir()
         # The third is not among the worst that the record has.
         directory.write_validation(validation_of(step, names[:2]))
-        directory.sweep_trials(step + 3)
+        directory.sweep_trials(step + 3, step + 3)
         assert sorted(path.name for path in directory.trials.iterdir()) == names[:2]
 
 

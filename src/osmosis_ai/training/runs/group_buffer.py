@@ -148,9 +148,9 @@ class GroupBuffer:
         self._groups.clear()
         self._next = 0
 
-    def running_steps(self) -> set[int]:
-        """Return the steps for whose batches the running groups were planned."""
-        return {self._order.at(n)[0] for n, group in self._groups.items() if not group.done()}
+    def last_sampled_step(self) -> int:
+        """Return the last step whose planned groups are all done; it can be later than the last one taken."""
+        return self._order.at(self._first_open)[0] - 1
 
     def _start_next(self, version: int) -> None:
         self._next = max(self._next, self._first_open)

@@ -309,7 +309,7 @@ class StepLoop(ABC):
     hooks: TrainingHooks
     state: TrainingLoopState
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    between_steps: Callable[[int], None] = lambda _: None
+    between_steps: Callable[[int, int], None] = lambda _step, _sampled: None
     # Records of steps after the last checkpoint, which are computed again.
     rewound: Sequence[StepRecord] = ()
     # The metric that a validated step has.
@@ -333,8 +333,8 @@ class StepLoop(ABC):
     async def _abandon(self) -> None:  # noqa: B027 - optional
         """Cancel what is computed for later steps."""
 
-    def _oldest_step(self) -> int:
-        """Return the first step whose files are still written to, or the current one."""
+    def _last_sampled_step(self) -> int:
+        """Return the last step whose planned groups of attempts are all done."""
         return self.state.step
 
     def stop(self) -> None:
@@ -417,7 +417,8 @@ class StepLoop(ABC):
             await self._save_checkpoint({**self.provenance, "metrics": metrics})
         self._metrics = metrics
         await self._cleaned_up()
-        self._cleanup = asyncio.ensure_future(asyncio.to_thread(self.between_steps, self._oldest_step()))
+        sampled = self._last_sampled_step()
+        self._cleanup = asyncio.ensure_future(asyncio.to_thread(self.between_steps, step, sampled))
         if self._stop.is_set():
             raise _Stopped
 
@@ -532,8 +533,8 @@ class TrainingLoop(StepLoop):
     async def _abandon(self) -> None:
         await self._buffer.abandon()
 
-    def _oldest_step(self) -> int:
-        return min((self.state.step, *self._buffer.running_steps()))
+    def _last_sampled_step(self) -> int:
+        return self._buffer.last_sampled_step()
 
     async def _take_steps(self, last: int) -> StopReason | None:
         ending = await super()._take_steps(last)

@@ -30,7 +30,7 @@ from osmosis_ai.training.runs.metrics import StepRecord, read_history
 
 MOST_KEPT = 500
 LARGEST_BYTES = 32 << 20
-_STEP_OF_TRIAL = re.compile(r"(?:train|valid)-(\d+)-")
+_STEP_OF_TRIAL = re.compile(r"(train|valid)-(\d+)-")
 KEPT_TRIAL_STEPS = 2
 _CHECKPOINT = "checkpoint"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -155,15 +155,19 @@ class TrainingDirectory:
                 return
         self.validation.unlink(missing_ok=True)
 
-    def sweep_trials(self, step: int) -> None:
-        """Remove the trajectories of all but the last steps and the newest validation, which would fill the disk."""
-        kept: set[str] = set()
+    def sweep_trials(self, step: int, sampled: int) -> None:
+        """Remove the trajectories of all but the last steps and the newest validation, which would fill the disk.
+
+        Args:
+            sampled: The last step whose planned groups are all done; a slow one delays it, and replacements advance it.
+        """
+        kept, last = set[str](), {"train": sampled - KEPT_TRIAL_STEPS, "valid": step - KEPT_TRIAL_STEPS}
         with contextlib.suppress(OsmosisError):
             if (samples := self.read_validation()) is not None:
                 kept = {record.rollout_id for record in samples.records}
         for name in os.listdir(self.trials):  # noqa: PTH208 - a run has hundreds, and most of them stay
             match = _STEP_OF_TRIAL.match(name)
-            if match is not None and int(match[1]) <= step - KEPT_TRIAL_STEPS and name not in kept:
+            if match is not None and int(match[2]) <= last[match[1]] and name not in kept:
                 remove_tree(self.trials / name)
 
 

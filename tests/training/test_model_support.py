@@ -156,6 +156,8 @@ def test_targets_are_names_ends_of_names_or_patterns(targets, modules, parameter
     [
         (r"([\w.]+)+!", "matches no layer"),
         ("*a" * 90 + "!", "matches no layer"),
+        ([], "names no layer"),
+        (["q_proj", ""], "names no layer"),
         (["q_proj"] * 1001, "more than 1,000 names"),
         ("*" * 201, "of more than 200 characters"),
     ],

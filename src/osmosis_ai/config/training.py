@@ -246,7 +246,11 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
             return values
         low, high = GSPO_CLIP
         implied = {"clip_low": low, "clip_high": high} if values.get("loss_type") == "gspo" else {}
-        if values.get("vllm_url") or values.get("vllm_command") or values.get("vllm_replicas", 1) != 1:
+        if (
+            values.get("vllm_url") is not None
+            or values.get("vllm_command")
+            or values.get("vllm_replicas", 1) != 1
+        ):
             values = {"policy_engine": "vllm", **values}
         is_corrected = values.get("policy_engine") == "vllm" or values.get("max_staleness")
         if is_corrected and values.get("method") != "sft":
@@ -395,10 +399,13 @@ def _vllm_url_problem(urls: Sequence[str]) -> str | None:
 def _url_problem(text: str) -> str | None:
     try:
         url = urlsplit(text)
+        _ = url.port  # raises if it is no port
     except ValueError:
         return "is not a valid URL"
     if url.scheme not in ("http", "https") or not url.hostname:
         return "must begin with http:// or https://"
+    if url.query or url.fragment:
+        return "must not have a query or a fragment"
     if "@" in url.netloc:  # it would be shown in messages
         return "must not contain a name or password: use the secret VLLM_API_KEY or TINKER_API_KEY"
     return None
@@ -420,9 +427,12 @@ def backend_problems(settings: TrainingSettings) -> dict[str, str]:
         problems["tinker_url"] = (
             "must begin with https:// unless the server is on this machine, to protect the API key"
         )
-    for key in ("vllm_url", "vllm_command", "vllm_replicas", "learner_processes", "shard_model"):
+    vllm_keys = ("vllm_url", "vllm_command", "vllm_replicas")
+    for key in (*vllm_keys, "learner_processes", "shard_model", "lora_alpha", "lora_targets"):
         if getattr(settings, key) != type(settings).model_fields[key].default:
             problems[key] = 'requires `backend = "local"`'
+    if settings.policy_engine == "vllm" and problems.keys().isdisjoint(vllm_keys):  # they imply it
+        problems["policy_engine"] = 'must not be "vllm": the Tinker server samples'
     if settings.method == "sft":
         return problems
     if settings.loss_type == "gspo":

@@ -384,6 +384,11 @@ def lora_plan(layout: ModelLayout, rank: int, targets: str | Sequence[str]) -> L
 def target_list(targets: str | Sequence[str]) -> list[str]:
     """Return ``lora_targets`` other than "all-linear" as a list of limited size."""
     targets = [targets] if isinstance(targets, str) else list(targets)
+    if not targets or not all(targets):
+        raise OsmosisError(
+            "lora_targets names no layer.",
+            hint='name one, such as "q_proj", or leave it out to adapt all layers',
+        )
     if len(targets) > _MOST_TARGETS or max(map(len, targets), default=0) > _LONGEST_TARGET:
         raise OsmosisError(
             f"lora_targets has more than {_MOST_TARGETS:,} names, or one of more than {_LONGEST_TARGET} characters."

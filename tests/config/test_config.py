@@ -86,7 +86,10 @@ def test_training_settings_and_their_defaults(text: str, expected: dict[str, Any
         ({"loss_type": "gspo", "max_staleness": 1}, 'learns like "grpo"'),
         ({"loss_type": "gspo", "importance_cap": 2.0}, 'learns like "grpo"'),
         ({"max_staleness": 1}, None),
-        ({"method": "sft", "max_staleness": 1}, '`max_staleness`: ignored with method = "sft"'),
+        (
+            {"method": "sft", "max_staleness": 1, "vllm_replicas": 2},
+            '`max_staleness`, `vllm_replicas`: ignored with method = "sft"',
+        ),
         ({"method": "sft", "policy_engine": "vllm"}, None),
         ({"importance_cap": 2.0}, None),
         ({"shard_model": True}, "changes nothing with one learner process"),

@@ -336,10 +336,8 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
     def _without_effect(self) -> list[str]:
         """Return a sentence for each setting that the chosen objective ignores."""
         if self.method == "sft":
-            fields, keys = (
-                type(self).model_fields,
-                ("loss_type", "kl_coef", "importance_cap", "max_staleness", "refill"),
-            )
+            fields = type(self).model_fields
+            keys = ("loss_type", "kl_coef", "importance_cap", "max_staleness", "refill", *_VLLM_KEYS)
             ignored = [f"`{key}`" for key in keys if getattr(self, key) != fields[key].default]
             return [f'{", ".join(ignored)}: ignored with method = "sft".'] if ignored else []
         gspo, usual = self.loss_type == "gspo", TrainingSettings(loss_type=self.loss_type)
@@ -363,13 +361,14 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
         return [f"{clips}: {once} the ratio is 1."] if named else []
 
 
+_VLLM_KEYS = ("vllm_url", "vllm_command", "vllm_replicas")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def engine_problems(settings: TrainingSettings) -> dict[str, str]:
     """Return, by key, the problems of settings that are valid individually but not in combination."""
-    fields, keys = type(settings).model_fields, ("vllm_url", "vllm_command", "vllm_replicas")
-    named = [key for key in keys if getattr(settings, key) != fields[key].default]
+    fields = type(settings).model_fields
+    named = [key for key in _VLLM_KEYS if getattr(settings, key) != fields[key].default]
     if settings.policy_engine == "torch":
         return dict.fromkeys(named, 'requires `policy_engine = "vllm"`')
     problems = {}
@@ -427,11 +426,10 @@ def backend_problems(settings: TrainingSettings) -> dict[str, str]:
         problems["tinker_url"] = (
             "must begin with https:// unless the server is on this machine, to protect the API key"
         )
-    vllm_keys = ("vllm_url", "vllm_command", "vllm_replicas")
-    for key in (*vllm_keys, "learner_processes", "shard_model", "lora_alpha", "lora_targets"):
+    for key in (*_VLLM_KEYS, "learner_processes", "shard_model", "lora_alpha", "lora_targets"):
         if getattr(settings, key) != type(settings).model_fields[key].default:
             problems[key] = 'requires `backend = "local"`'
-    if settings.policy_engine == "vllm" and problems.keys().isdisjoint(vllm_keys):  # they imply it
+    if settings.policy_engine == "vllm" and problems.keys().isdisjoint(_VLLM_KEYS):  # they imply it
         problems["policy_engine"] = 'must not be "vllm": the Tinker server samples'
     if settings.method == "sft":
         return problems

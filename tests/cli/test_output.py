@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from osmosis_ai import __version__
-from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output import formats, progress
 from osmosis_ai.cli.output.formats import sparkline
 from osmosis_ai.cli.output.progress import LineProgress
 from osmosis_ai.cli.output.reports import (
@@ -96,6 +96,16 @@ def test_progress_line() -> None:
     said = list[str]()
     LineProgress(said.append, "Fetching a\nb", total=10, unit="rows").update(10, note="waits\nfor \x1b[2J")
     assert said == ["Fetching a b: 10/10 rows (100%) waits for \\x1b[2J"]
+
+
+def test_progress_lines_are_rare_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, now = list[str](), [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    lines = LineProgress(said.append, "a", total=100, unit="steps")
+    for second in range(0, 121, 5):
+        now[0] = float(second)
+        lines.update(1 if second < 100 else 2)
+    assert said == ["a: 1/100 steps (1%)"] * 2 + ["a: 2/100 steps (2%)"]
 
 
 def test_confirmation_needs_a_terminal(cli: Cli) -> None:

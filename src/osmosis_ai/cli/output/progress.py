@@ -1,4 +1,4 @@
-"""One progress display: a bar on a terminal, otherwise a line every 10% or 5 s, and nothing in JSON mode."""
+"""One progress display: a bar on a terminal, otherwise lines at every 10% and after changes, and nothing in JSON mode."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from osmosis_ai.cli.output import formats
 
 STEPS = 10
 QUIET_LIMIT_S = 5.0
+UNCHANGED_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +53,20 @@ class LineProgress(Progress):
         self._description = description
         self._total = total
         self._unit = unit
+        self._said = ""
         self._said_step = 0
         self._said_at = time.monotonic()
         self._said_completed = 0.0
         self._unsaid: str | None = None
 
     def show(self, now: ProgressState) -> None:
-        """Note how much is done; write a line when a tenth was passed or it was quiet for long."""
+        """Note how much is done; write a line after a tenth or a quiet time, which is longer if nothing changed."""
         if now.total is not None:
             self._total = now.total
         step = int(now.completed * STEPS / self._total) if self._total else 0
         line = self._line(now.completed, now.waits or now.note)
-        if step > self._said_step or time.monotonic() - self._said_at >= QUIET_LIMIT_S:
+        limit = UNCHANGED_LIMIT_S if line == self._said else QUIET_LIMIT_S
+        if step > self._said_step or time.monotonic() - self._said_at >= limit:
             self._say(line, step)
             self._said_completed = now.completed
         elif now.completed != self._said_completed:
@@ -76,6 +79,7 @@ class LineProgress(Progress):
 
     def _say(self, line: str, step: int) -> None:
         self._write(formats.one_line(line))
+        self._said = line
         self._said_step, self._said_at, self._unsaid = step, time.monotonic(), None
 
     def _line(self, completed: float, note: str) -> str:

@@ -251,6 +251,17 @@ def test_the_key_goes_only_to_the_servers_own_address(server, tmp_path, monkeypa
         assert other.keys == [None]
 
 
+def test_a_checkpoint_of_another_server_is_refused_at_once(server):
+    state = connect(server).state_dict()
+    with tinker_server() as other:
+        with pytest.raises(OsmosisError, match="does not have the checkpoint tinker://") as refused:
+            connect(other).load_state_dict(state)
+        assert not isinstance(refused.value, SessionLostError)
+        assert f"was saved at {server.url};" in refused.value.hint
+        with pytest.raises(SessionLostError):
+            connect(other).load_state_dict({**state, "tinker_url": other.url})
+
+
 def test_a_server_without_the_model_with_another_key_or_without_answer_is_named(server, monkeypatch):
     settings = settings_for(server)
     with pytest.raises(OsmosisError, match=r"does not serve `Qwen/Qwen3-8B` \(available: `osmosis/tiny`\)"):

@@ -407,12 +407,21 @@ class TinkerLearner:
         path = state.get("tinker_path")
         if not isinstance(path, str):
             raise OsmosisError('the checkpoint was not saved with backend = "tinker".')
-        self._client = self._call(
-            lambda: self.server.service.create_training_client_from_state_with_optimizer(
-                path, base_model=self.server.model_path
-            ),
-            f"does not have the checkpoint {path}",
-        )
+        try:
+            self._client = self._call(
+                lambda: self.server.service.create_training_client_from_state_with_optimizer(
+                    path, base_model=self.server.model_path
+                ),
+                f"does not have the checkpoint {path}",
+            )
+        except SessionLostError as error:
+            saved_at = state.get("tinker_url") or "the hosted service"
+            if saved_at == (self.server.url or "the hosted service"):
+                raise
+            hint = (
+                f"the checkpoint was saved at {saved_at}; set [advanced].tinker_url to the server that has it"
+            )
+            raise OsmosisError(error.message, hint=hint) from error
         self.updates = state["updates"]
 
     def abandon(self) -> None:

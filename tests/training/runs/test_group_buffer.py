@@ -233,6 +233,17 @@ async def test_recorded_groups_that_are_now_too_old_are_not_waited_for() -> None
     await world.buffer.abandon()
 
 
+async def test_recorded_groups_that_occur_twice_are_taken_once() -> None:
+    world = World(max_staleness=1)
+    records = [StepRecord(1, 0, {}, groups=[0, 1])]
+    world.buffer = world.buffer_after(records, rewound=[StepRecord(2, 0, {}, groups=[3, 3, 1])])
+    taking = await world.begin(2)
+    assert 1 not in world.running
+    await world.finish(3)
+    assert (await taking).positions == [3]
+    await world.buffer.abandon()
+
+
 async def test_abandoned_groups_start_again() -> None:
     world = World(max_staleness=1, refill=True)
     taking = await world.begin(1)

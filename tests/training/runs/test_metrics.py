@@ -82,6 +82,11 @@ def test_a_torn_last_line_is_passed_over_by_readers_and_dropped_by_a_rewind(tmp_
 def test_a_rewind_drops_the_steps_behind_the_checkpoint_so_that_recomputed_ones_replace_them(tmp_path):
     written = history(tmp_path, 0, 1, 2, 3)
     assert [dropped.step for dropped in written.rewind(1)] == [2, 3]
+    for step in (3, 1, 2):
+        written.append(record(step))
+    assert [dropped.step for dropped in written.rewind(1)] == [3, 2], "whatever the order of the records"
+    written.rewind(0)
+    written.append(record(1))
     written.append(record(2, **{"rollout/raw_reward": 0.9}))
     assert series(list(read_history(written.path)), "rollout/raw_reward") == [(0, 0.0), (1, 0.1), (2, 0.9)]
 
@@ -95,6 +100,7 @@ def test_a_rewind_drops_the_steps_behind_the_checkpoint_so_that_recomputed_ones_
         '{"step": 1, "timestamp_ms": 1, "metrics": {"train/loss": "<b>"}}',
         '{"step": 1, "timestamp_ms": 1, "metrics": {"train/loss": 1e308}}',
         '{"step": 1, "timestamp_ms": 1, "metrics": {}, "warnings": 5}',
+        '{"step": 1, "timestamp_ms": 1, "metrics": {}, "groups": [-1]}',
     ],
 )
 def test_a_damaged_line_is_named(tmp_path, line):

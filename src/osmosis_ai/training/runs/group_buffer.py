@@ -75,7 +75,9 @@ class GroupBuffer:
         if settings.records_groups:
             self._first_open = 0
             self._done = {position for record in records for position in (*record.groups, *record.dropped)}
-            self._again = {record.step: record.groups for record in rewound if record.groups}
+            for record in rewound:
+                if again := set(record.groups) - self._done:
+                    self._again[record.step] = sorted(again)
         self._next = 0
         self._taken_at = -math.inf
 

@@ -28,6 +28,7 @@ LARGEST_STEP = 2**53 - 1
 """The largest integer that every chart and JSON reader represents exactly."""
 # Sums and squares of such numbers are finite.
 _Number = Annotated[float, msgspec.Meta(gt=-1e300, lt=1e300)]
+_Position = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_STEP)]
 
 TRAINING_REWARD = "rollout/raw_reward"
 TRAINING_REWARD_LOW = "rollout/reward_low"
@@ -126,8 +127,8 @@ class StepRecord:
     unscored: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     validation_rewards: dict[str, _Number] = field(default_factory=dict)
-    groups: list[int] = field(default_factory=list)
-    dropped: list[int] = field(default_factory=list)
+    groups: list[_Position] = field(default_factory=list)
+    dropped: list[_Position] = field(default_factory=list)
 
     def to_line(self) -> bytes:
         values = {
@@ -177,7 +178,7 @@ class MetricsHistory:
             write_atomic(self.path, b"".join(record.to_line() for record in kept))
         except OSError as error:
             raise _refused(self.path, error) from error
-        return records[len(kept) :]
+        return [record for record in records if record.step > step]
 
 
 _DECODER = msgspec.json.Decoder(StepRecord)

@@ -227,6 +227,21 @@ def test_an_update_whose_answer_is_lost_is_made_once(server, sampled, monkeypatc
     assert (found.updates, found.grad_norm) == (1, pytest.approx(expected.grad_norm, rel=1e-5))
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize(("slow", "delay_s", "times_sent"), [("accept_s", 125, 2), ("result_s", 95, 1)])
+async def test_a_server_slower_than_the_client_waits_makes_an_update_once(
+    tmp_path, monkeypatch, slow, delay_s, times_sent
+):
+    """The client waits 120 s until a request is accepted and 90 s for its result, and then asks again."""
+    with tinker_server(**{slow: delay_s}) as server:
+        run, told = train(server, tmp_path, monkeypatch, max_steps=1)
+        assert (await run.run()).steps_done == 1
+        assert [note for note in told.notes if "continues from its last checkpoint" in note] == []
+        assert (len(server.requests), server.updates_sent, server._steps) == (1, times_sent, 1)
+        [step] = [record for record in read_history(tmp_path / "metrics.jsonl") if record.step]
+        assert step.metrics["time/step_s"] > 2 * delay_s
+
+
 def test_the_key_goes_only_to_the_servers_own_address(server, tmp_path, monkeypatch):
     with tinker_server() as other:
         learner = connect(server)

@@ -35,7 +35,7 @@ class PolicyEngine(TokenEngine, Protocol):
 
     @property
     def servers(self) -> Sequence[object]:
-        """Its servers; as a generation's ``rollout``, one of them continues it. None stands for a single one."""
+        """The servers. A generation whose ``rollout`` is one of them runs there. A single server may be None."""
 
     async def publish(self, policy: Any, version: int) -> None:
         """Sample from ``policy``, the learner of the same backend, from now on.

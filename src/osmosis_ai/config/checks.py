@@ -217,7 +217,8 @@ def _conflicts(document: Mapping[str, Any]) -> Iterator[Issue]:
         both = sorted(name for name in env if name in required)
         if both:
             yield Issue("env", f"Name(s) appear in both [env] and [secrets]: {', '.join(both)}")
-    if isinstance(advanced, dict) and advanced.get("tinker_server") == "hosted":
+    hosted = {"backend": "tinker", "tinker_server": "hosted"}
+    if isinstance(advanced, dict) and hosted.items() <= advanced.items():
         names = [*(env if isinstance(env, dict) else ()), *(required if isinstance(required, list) else ())]
         if "TINKER_API_KEY" not in names:
             yield Issue("secrets.required", 'must list TINKER_API_KEY with `tinker_server = "hosted"`')

@@ -81,7 +81,7 @@ async def life(url: str, directory: Path) -> None:
     for call, error, message in [
         (
             lambda: there.load_state_dict(lost),
-            SessionLostError,
+            OsmosisError,
             "does not have the checkpoint tinker://model_none/weights/none: .*404 .*Model not found",
         ),
         (

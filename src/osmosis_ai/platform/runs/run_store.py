@@ -239,7 +239,7 @@ def _require_unneeded(session: Session, run: DbRun) -> None:
         )
     names = {f"{model.base_model}:{model.name}": model.name for model in models}
     users = (DbRun.workspace_id == run.workspace_id, DbRun.status.in_(OPEN), DbRun.model_path.in_(names))
-    open_runs = session.scalars(select(DbRun).where(*users).order_by(DbRun.created_at)).all()
+    open_runs = session.scalars(select(DbRun).where(*users).order_by(DbRun.created_at, DbRun.name)).all()
     if open_runs:
         uses = [
             f"its model '{names[user.model_path]}' is used by the {KIND_NAMES[user.kind]} run '{user.name}', "

@@ -100,7 +100,10 @@ async def test_a_policy_is_trained_on_a_server_that_is_started_for_it_and_ends_w
 
 @pytest.mark.parametrize(
     ("replicas", "note"),
-    [(1, r"the vLLM server ended \({}\)\. {}"), (2, r"vLLM server [12] ended \({}\)\. {} 1 of 2 vLLM servers .*")],
+    [
+        (1, r"the vLLM server ended \({}\)\. {}"),
+        (2, r"vLLM server [12] ended \({}\)\. {} 1 of 2 vLLM servers .*"),
+    ],
 )
 async def test_a_server_that_is_killed_is_started_again_and_continues_with_the_same_policy(
     tmp_path, replicas, note

@@ -51,7 +51,7 @@ def test_names_of_a_model(maze: Maze) -> None:
         ("copper@best", None, "copper@STEP (20, 40)"),
         ("copper-step-30", None, "did you mean copper-step-20 or "),
         ("kestrelx", None, "did you mean kestrel or kestrel-step-20?"),
-        ("fallen", None, "fallen@last, fallen@STEP (20, 40)"),
+        ("fallen", None, "choose one: fallen@last or fallen@STEP (20, 40)"),
     ],
 )
 def test_deploy_a_checkpoint_of_a_run(maze: Maze, reference: str, name: str | None, reason: str) -> None:

@@ -240,6 +240,11 @@ def find_checkpoint(client: PlatformClient, reference: str) -> tuple[str, str]:
     which = which or ("best" if "best" in choices or curves.collapsed else "last")
     chosen = choices.get(which)
     if chosen is None:
+        if choices and which == "best" and curves.collapsed:
+            raise NotFoundError(
+                f"The policy of {run.name} became worse in training, so no checkpoint was selected.",
+                hint=f"choose one: {name}@last or {name}@STEP ({known})",
+            )
         what = f" {which[:40]!r}" if choices else ""
         raise NotFoundError(
             f"The run {run.name} has no checkpoint{what}.",

@@ -75,6 +75,7 @@ def test_a_merged_model_computes_what_the_adapter_does(
     ).keys()
     assert json.loads((place / "provenance.json").read_text())["run"] == "keen-owl-2"
 
+    assert len({path.stat().st_mode for path in place.iterdir()}) == 1, "colleagues can read all or none"
     merged = transformers.AutoModelForCausalLM.from_pretrained(place, dtype="auto")
     assert merged.dtype == getattr(torch, dtype)
     plain = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)

@@ -60,6 +60,8 @@ def download_merged(
         staging.mkdir(parents=True)
         model = _merged_model(source, adapter, base, lambda done: progress(plan.total_bytes + done))
         model.save_pretrained(staging, max_shard_size="5GB")
+        for file in staging.glob("*.safetensors"):  # written for their owner alone
+            file.chmod((staging / "config.json").stat().st_mode)
         for file in (*source.iterdir(), *adapter.glob(PROVENANCE)):
             is_of_weights = file.name == "config.json" or file.name.endswith(".index.json")
             if file.suffix in _OF_TOKENIZERS and not is_of_weights:

@@ -134,6 +134,7 @@ FORMATS = "hermes, qwen3_coder, mistral, deepseek, llama3_json, pythonic"
             'requires `policy_engine = "vllm"`',
         ),
         (f"[advanced]\n{VLLM}vllm_url = 'http://a'\nvllm_command = 'v'", "advanced.policy_engine", "either"),
+        (f"[advanced]\n{VLLM}vllm_command = 'vllm \"'", "advanced.vllm_command", "not closed"),
         (f"[advanced]\n{VLLM}vllm_url = 'a:1'", "advanced.vllm_url", "begin with http://"),
         (f"[advanced]\n{VLLM}vllm_url = ['http://a', 'b']", "advanced.vllm_url", "begin with http://"),
         (f"[advanced]\n{VLLM}vllm_url = []", "advanced.vllm_url", "at least one server"),

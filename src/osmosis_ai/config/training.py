@@ -6,6 +6,7 @@ this release's trainer. Lengths are in tokens, intervals in steps, timeouts in s
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -380,6 +381,11 @@ def engine_problems(settings: TrainingSettings) -> dict[str, str]:
         problems["vllm_replicas"] = "applies to servers that the run starts; list running ones in `vllm_url`"
     if settings.vllm_url is not None and (problem := _vllm_url_problem(settings.vllm_urls)):
         problems["vllm_url"] = problem
+    if isinstance(settings.vllm_command, str):
+        try:
+            shlex.split(settings.vllm_command)
+        except ValueError:
+            problems["vllm_command"] = "has a quotation mark that is not closed"
     if settings.rollout_top_p < 1:
         problems["rollout_top_p"] = "must be 1.0 with vLLM, whose log-probabilities are those after top-p"
     return problems

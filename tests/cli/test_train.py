@@ -167,7 +167,11 @@ def test_submit_check_describes_model_and_steps(maze: Maze, monkeypatch: pytest.
     (maze.workspace.root / CONFIG).write_text(TEXT.replace("fern/base-32b", "osmosis/tiny"))
     monkeypatch.setattr(training_estimate, "this_machine", lambda: ("CPU", 2**34))
     assert maze.osmosis("train", "submit", CONFIG, "--check").out.startswith("maze.toml can be submitted.")
-    for program, setting in (("vllm", "vllm_replicas = 4"), ("wandb", 'report_to = ["wandb"]')):
+    for program, setting in (
+        ("vllm", "vllm_replicas = 4"),
+        ("wandb", 'report_to = ["wandb"]'),
+        ("extra `tinker`", 'backend = "tinker"\ntinker_url = "http://127.0.0.1:9"'),
+    ):
         monkeypatch.setattr(training_estimate, "which", lambda name: None)
         monkeypatch.setattr(training_estimate, "find_spec", lambda name: None)
         monkeypatch.setattr(training_estimate, "has_train_extra", lambda: True)

@@ -77,6 +77,7 @@ class StandInTinker:
         outputs: how many of the outputs of a gradient are returned.
         drop: how many updates are made without an answer, since the connection breaks.
         redirect_to: where all requests are redirected.
+        has_archives: whether adapters can be downloaded.
         archives_at: the address of another server that has the archives.
         losses: the losses that the server has.
         requests: the losses that were asked for, and their configurations.
@@ -90,6 +91,7 @@ class StandInTinker:
     outputs: int | None = None
     drop: int = 0
     redirect_to: str = ""
+    has_archives: bool = True
     archives_at: str = ""
     losses: frozenset[str] = LOSSES
     fail: list[int] = field(default_factory=list)
@@ -134,6 +136,8 @@ class StandInTinker:
             raise web.HTTPTemporaryRedirect(f"{self.redirect_to}{request.path}")
         if self.keys[-1] != KEY and not self.archives_at:
             return web.json_response({"detail": "wrong key"}, status=401)
+        if path.endswith("/archive") and not self.has_archives:
+            return web.json_response({"detail": "Not Found"}, status=404)
         if path.endswith("/archive"):
             own = f"{self.url}/api/v1/{path.removesuffix('archive')}download"
             raise web.HTTPFound(self.archives_at or own)

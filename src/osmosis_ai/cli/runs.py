@@ -657,8 +657,9 @@ def _check(context: PlatformContext, submission: submits.PreparedSubmit) -> Oper
             )
             if config.settings.vllm_servers > 1:
                 lists.append(f"Sampling engine: {config.settings.vllm_servers} vLLM servers")
-        if submission.model is not None and submission.model.is_known:
-            can_train, reason = check_own_machine(submission.model)
+        model = submission.model
+        if config.settings.backend == "tinker" or (model is not None and model.is_known):
+            can_train, reason = check_own_machine(config.settings, model)
             resource["this_machine"] = {"can_train": can_train, "reason": reason}
             lists.append(f"This machine: {reason}")
             if not can_train:

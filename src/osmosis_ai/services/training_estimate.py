@@ -235,20 +235,28 @@ def check_model(model_path: str, settings: TrainingSettings) -> tuple[ModelSuppo
     return found, []
 
 
-def check_own_machine(model: ModelSupport) -> tuple[bool, str]:
-    """Return whether this machine can train a known model, and the reason for a person."""
+def check_own_machine(settings: TrainingSettings, model: ModelSupport | None) -> tuple[bool, str]:
+    """Return whether this machine can train a known model, and the reason for a person.
+
+    Args:
+        model: None with a Tinker server, which has the model.
+    """
+    if not has_train_extra():
+        return False, "the extra `train` is not installed."
+    if missing := [name for name in settings.report_to if find_spec(name) is None]:
+        return False, f"the extra `loggers` is not installed (required by {' and '.join(missing)})."
+    if model is None:
+        if find_spec("tinker") is None:
+            return False, "the extra `tinker` is not installed."
+        return True, "ready. The Tinker server trains and samples."
     own, size = this_machine()
     here = model_support(model.model_path, model.settings, on_gpu=own != "CPU")
     if here.problem is not None:
         return False, here.problem
     settings = here.settings
-    if not has_train_extra():
-        return False, "the extra `train` is not installed."
     uses_vllm = settings.method == "rl" and settings.policy_engine == "vllm"
     if uses_vllm and not (settings.vllm_url or settings.vllm_command or which("vllm")):
         return False, "`vllm` is not on PATH, and [advanced] sets neither vllm_command nor vllm_url."
-    if missing := [name for name in settings.report_to if find_spec(name) is None]:
-        return False, f"the extra `loggers` is not installed (required by {' and '.join(missing)})."
     memory = needed_memory(here, own, size)
     return memory.fits is not False, format_machine(own, memory)
 

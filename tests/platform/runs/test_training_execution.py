@@ -128,6 +128,31 @@ def test_a_deployed_checkpoint_answers_is_evaluated_and_is_trained_on(
     assert (model["base_model"], model["training_run_name"]) == ("osmosis/tiny", further["name"])
 
 
+@pytest.mark.parametrize(("kind", "adapters"), [("skyrl", 1), ("other", 0)])
+def test_a_checkpoint_of_a_tinker_server_is_deployed_if_the_server_offers_its_adapter(
+    api: TestClient, services: PlatformServices, host: Host, member: Member, kind: str, adapters: int
+) -> None:
+    pytest.importorskip("tinker")
+    from tests.training.standin_tinker import KEY, tinker_server
+
+    services.secrets.put(member.workspace.id, member.user.id, "TINKER_API_KEY", KEY, "workspace")
+    with tinker_server(has_archives=adapters > 0) as server:
+        remote = {"backend": "tinker", "tinker_server": kind, "tinker_url": server.url}
+        run = submit(
+            api, advanced_config={"max_steps": 2, **remote}, secrets={"required": ["TINKER_API_KEY"]}
+        )
+        found = ended(api, RUNS, run["name"])["training_run"]
+    said = messages(api, run["name"])
+    assert (found["status"], found["current_step"]) == ("finished", 2), said
+    saved = [each["checkpoint_name"] for each in checkpoints(api, run["name"])]
+    assert len(saved) == adapters
+    for name in saved:
+        assert api.post(f"/api/cli/models/{name}/deploy", json={}).json()["status"] == "active"
+    left = "the Tinker server keeps the checkpoint of step 2, since it does not offer adapter downloads"
+    assert (left in said) == (not saved)
+    assert KEY not in " ".join(said)
+
+
 def check_finished_run(api: TestClient, services: PlatformServices, code: Code, run: dict[str, Any]) -> None:
     """Check that a finished run of ``STEPS`` steps has left a curve, a log and checkpoints."""
     found = api.get(f"{RUNS}/{run['name']}").json()["training_run"]

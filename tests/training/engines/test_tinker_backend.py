@@ -26,6 +26,7 @@ with lazily("torch"):
     from osmosis_ai.inference.model import load_adapted_model
     from osmosis_ai.training.engines import tinker_backend
     from osmosis_ai.training.engines.tinker_backend import TinkerEngine, TinkerLearner, TinkerServer
+    from osmosis_ai.training.learner.checkpoints import CheckpointStore
     from osmosis_ai.training.learner.learner import Learner
     from osmosis_ai.training.runs import trainer as trainer_module
     from tests.e2e.training import trainer
@@ -288,6 +289,19 @@ def test_a_server_without_the_model_with_another_key_or_without_answer_is_named(
     gone = settings.model_copy(update={"tinker_url": "http://127.0.0.1:9"})
     with pytest.raises(NetworkError, match="could not be reached"):
         TinkerServer(gone, "osmosis/tiny", KEY)
+
+
+def test_a_checkpoint_has_no_adapter_if_an_unknown_server_offers_none(server, sampled, tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "has_archives", False)
+    with pytest.raises(SessionLostError, match="did not return the adapter"):
+        connect(server).save_adapter(tmp_path / "adapter")
+    learner = connect(server, tinker_server="other")
+    learner.step(*sampled)
+    saved = CheckpointStore(tmp_path / "checkpoints", keep_every=1).save(1, learner, {"step": 1})
+    assert not saved.adapter_dir.exists()
+    restored = connect(server, tinker_server="other")
+    assert saved.load_into(restored) == {"step": 1}
+    assert (restored.updates, restored.logprobs(sampled[0])) == (1, learner.logprobs(sampled[0]))
 
 
 def test_an_archive_writes_only_the_adapter(tmp_path):

@@ -376,6 +376,11 @@ class TrainingReports:
 
     def _send_adapter(self, checkpoint: CheckpointDirectory) -> None:
         step = checkpoint.step
+        if not checkpoint.adapter_dir.is_dir():
+            self._kept.add(step)
+            message = f"the Tinker server keeps the checkpoint of step {step}, since it does not offer adapter downloads"
+            self._reporter.log(LogLine(message, level="warning", step="checkpoint"))
+            return
         paths = [path for path in sorted(checkpoint.adapter_dir.iterdir()) if path.is_file()]
         if not any(path.name == PROVENANCE_FILE for path in paths):
             paths.append(checkpoint.directory / PROVENANCE_FILE)

@@ -128,7 +128,7 @@ class TinkerServer:
         import tinker
 
         said = str(error).replace(self._key, "***")[:500] or type(error).__name__
-        status = getattr(getattr(error, "response", None), "status_code", None)
+        status = _status(error)
         if status in (401, 403):
             return OsmosisError(
                 f"{self.place} refused the API key.", hint=f"list {API_KEY_ENV} in [secrets].required"
@@ -165,6 +165,10 @@ class TinkerServer:
                     raise ValueError("the archive of the adapter is too large")
             archive.seek(0)
             unpack_adapter(archive, directory, self.model_path)
+
+
+def _status(error: Exception) -> int | None:
+    return getattr(getattr(error, "response", None), "status_code", None)
 
 
 def _origin(url: str) -> tuple[str, str, int | None]:
@@ -388,13 +392,15 @@ class TinkerLearner:
         )
 
     def save_adapter(self, directory: Path) -> None:
-        """Download the adapter in PEFT's format to a new ``directory``."""
+        """Download the adapter in PEFT's format to a new ``directory``; there is none if the server has no downloads."""
         saved = self._result(
             lambda: self.client.save_weights_for_sampler(self._name("adapter")), "could not save the adapter"
         )
         try:
             self.server.download_adapter(saved.path, directory)
         except Exception as error:  # of httpx, the client or a damaged archive
+            if self.settings.tinker_server == "other" and _status(error) in (404, 405, 501):
+                return
             raise self.server.lost(error, "did not return the adapter") from error
 
     def state_dict(self) -> dict[str, Any]:

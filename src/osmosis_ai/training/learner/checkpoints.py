@@ -140,7 +140,8 @@ class CheckpointStore:
             with replacing(writing / LEARNER_FILE, durable=False) as file:
                 torch.save(learner.state_dict(), file)
             write_json(writing / TRAINER_FILE, dict(trainer_state), durable=False)
-            for folder in (writing, writing / ADAPTER_DIR):  # every copy of the adapter carries it
+            # Every copy of the adapter carries it; a server may not offer its adapter for download.
+            for folder in filter(Path.is_dir, (writing, writing / ADAPTER_DIR)):
                 write_json(folder / PROVENANCE_FILE, described, durable=False)
             if keep or step % self._keep_every == 0:
                 write_atomic(writing / _KEEP_MARK, b"", durable=False)

@@ -64,7 +64,7 @@ class Policy(Protocol):
     def scores(self, sequences: Sequence[TokenSequence]) -> list[SequenceScores]: ...
 
     def save_adapter(self, directory: Path) -> None:
-        """Write the adapter in PEFT's format to a new ``directory``."""
+        """Write the adapter in PEFT's format to a new ``directory``, unless it stays on a server."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what :meth:`load_state_dict` continues from."""

@@ -184,6 +184,15 @@ def undisturbed(skyrl, tmp_path_factory) -> dict[int, float]:
     return rewards(run_dir)
 
 
+async def test_a_run_learns_to_use_the_tool(skyrl, tmp_path):
+    settings = settings_for(skyrl, lr=1e-3, rollout_batch_size=8, max_steps=20, checkpoint_save_freq=20)
+    await trainer(tmp_path / "run", settings).run()
+    found = list(rewards(tmp_path / "run").values())
+    print(found)
+    # The model solves 38% to 42% of the rows; 0.25 is four standard errors of a mean of 192 attempts and its base.
+    assert sum(found[-3:]) / 3 > sum(found[:3]) / 3 + 0.25
+
+
 async def test_a_run_survives_kills_of_the_server(skyrl, undisturbed, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer_module, "LOSS_PAUSE_S", 1.0)
     told = Told()

@@ -76,7 +76,7 @@ def test_training_settings_and_their_defaults(text: str, expected: dict[str, Any
         ({"lr": 1e-3}, "(1e-5 to 3e-4): the policy is likely to collapse"),
         ({"lr": 0.01}, "collapse"),
         ({"rollout_top_p": 0.9}, "biased"),
-        ({"clip_low": 0.1}, "`clip_low` has no effect: every batch is learned from once"),
+        ({"clip_low": 0.1}, "`clip_low` has no effect: the policy that sampled a batch learns from it once"),
         (
             {"clip_low": 0.1, "max_staleness": 1},
             "`clip_low` has no effect: with max_staleness > 0 the clip",
@@ -105,7 +105,7 @@ def test_probably_unintended_settings_cause_a_warning(written: dict[str, Any], w
 def test_warnings_depend_on_the_model_and_the_processes_of_torchrun() -> None:
     assert "1e-05" in TrainingSettings().warnings("osmosis/tiny")[0]
     [warning] = TrainingSettings(shard_model=True).warnings("a/b", processes=2)
-    assert "still serves the whole model" in warning
+    assert "still samples from the whole model" in warning
 
 
 FORMATS = "hermes, qwen3_coder, mistral, deepseek, llama3_json, pythonic"

@@ -65,8 +65,8 @@ class TrainingSection(ConfigSection):
     total_epochs: Annotated[Count, MAY_CHANGE] = setting(1, "passes over the dataset")
     n_samples_per_prompt: Count = setting(8, "attempts per prompt, compared with each other")
     rollout_batch_size: Count = setting(32, "prompts per step")
-    max_prompt_length: Count = setting(8192, "longest accepted prompt")
-    max_response_length: Count = setting(8192, "most sampled tokens per call and per rollout")
+    max_prompt_length: Count = setting(8192, "maximum length of a prompt")
+    max_response_length: Count = setting(8192, "maximum number of sampled tokens per call and per attempt")
     agent_workflow_timeout_s: Positive = setting(450.0, "time limit of one attempt of the agent")
     grader_timeout_s: Positive = setting(150.0, "time limit of grading one attempt")
 
@@ -76,7 +76,7 @@ class SamplingSection(ConfigSection):
 
     rollout_temperature: NotNegative = setting(1.0, "sampling temperature")
     rollout_top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = setting(
-        1.0, "nucleus sampling; below 1 the importance ratios are biased"
+        1.0, "top-p (nucleus) sampling; below 1, the importance ratios are biased"
     )
 
 
@@ -99,7 +99,7 @@ class AdvancedSection(ConfigSection):
         example="run:calm-fox-1",
     )
     # the objective
-    loss_type: LossType = setting("dapo", "the policy loss")
+    loss_type: LossType = setting("dapo", "policy loss")
     clip_low: Positive = setting(0.2, "how far below 1 a ratio may fall (gspo: 3e-4)")
     clip_high: Positive = setting(0.28, "how far above 1 a ratio may rise (gspo: 4e-4)")
     kl_coef: NotNegative = setting(0.0, "weight of the KL divergence from the base model")
@@ -108,13 +108,13 @@ class AdvancedSection(ConfigSection):
     )
     importance_cap: Positive | None = setting(
         None,
-        "cap of the importance weights that correct for older policies and other engines (default with max_staleness > 0 "
+        "cap on the importance weights that correct for older policies and other engines (default with max_staleness > 0 "
         "or vLLM: 2)",
     )
     logprob_gap_limit: Annotated[float, Field(gt=0)] | None = setting(
         None,
-        "refuse a step when log-probabilities of learner and server differ by more; default 1e-4 for the "
-        "built-in model, 1e-2 for others in float32, otherwise no limit",
+        "refuse a step if the log-probabilities of learner and server differ by more (default: 1e-4 for the built-in "
+        "model, 1e-2 for others in float32, otherwise no limit)",
     )
     # the validation
     validation_dataset: str | None = setting(
@@ -135,10 +135,10 @@ class AdvancedSection(ConfigSection):
     )
     # truncated attempts
     on_truncation: WhenCutOff = setting(
-        "grade", "rollouts that reached max_response_length: exclude, count as zero, or grade"
+        "grade", "attempts that reached max_response_length: exclude, count as zero, or grade"
     )
     on_timeout: WhenCutOff = setting(
-        "exclude", "rollouts whose agent timed out: exclude, count as zero, or grade"
+        "exclude", "attempts whose agent timed out: exclude, count as zero, or grade"
     )
     # where the policy is trained
     backend: Annotated[BackendName, MAY_CHANGE] = setting(
@@ -168,7 +168,7 @@ class AdvancedSection(ConfigSection):
         None,
         "command that starts vLLM in its own environment, such as /opt/vllm/bin/vllm (default: vllm on PATH)",
     )
-    vllm_args: Annotated[list[str], MAY_CHANGE] = setting([], "further arguments of `vllm serve`")
+    vllm_args: Annotated[list[str], MAY_CHANGE] = setting([], "additional arguments for `vllm serve`")
     vllm_start_timeout_s: Annotated[Positive, MAY_CHANGE] = setting(
         1800.0, "time limit for vLLM to load the model"
     )
@@ -180,34 +180,35 @@ class AdvancedSection(ConfigSection):
         None, "format of the model's tool calls (default: detected from its chat template)"
     )
     learner_processes: Annotated[Count, MAY_CHANGE] = setting(
-        1, "learner processes, one for each GPU; `torchrun` can start them too"
+        1, "learner processes, one per GPU; `torchrun` can start them too"
     )
     shard_model: Annotated[bool, MAY_CHANGE] = setting(
-        False, "shard the frozen model over these GPUs (FSDP2) if one GPU is too small; requires vLLM"
+        False, "shard the frozen model across the learner's GPUs (FSDP2) if one is too small; requires vLLM"
     )
     # the adapter
     lora_rank: Count = setting(16, "rank of the adapter's matrices")
     lora_alpha: Positive = setting(32.0, "scale of the adapter: alpha / rank")
     lora_targets: str | list[str] = setting(
         "all-linear",
-        "layers that get an adapter: all-linear, or ends of layer names, in which * matches any text",
+        "layers that get an adapter: all-linear, or suffixes of layer names, in which * matches any text",
         example=["q_proj", "layers.[0-3].mlp.*"],
     )
     # the optimiser
     weight_decay: NotNegative = setting(0.0, "weight decay of AdamW on the adapter")
     adam_beta2: Annotated[float, Field(gt=0, lt=1)] = setting(0.99, "beta2 of AdamW")
     warmup_steps: CountOrZero = setting(0, "updates over which the learning rate rises to lr")
-    grad_clip: Positive = setting(1.0, "largest gradient norm")
+    grad_clip: Positive = setting(1.0, "maximum gradient norm")
     micro_batch_tokens: Count = setting(8192, "tokens per forward and backward pass, including padding")
     # the run
-    seed: CountOrZero = setting(0, "random seed of data order, sampling and the adapter's initial weights")
+    seed: CountOrZero = setting(0, "random seed for data order, sampling and the adapter's initial weights")
     max_steps: Annotated[Count | None, MAY_CHANGE] = setting(None, "stop after this many steps")
     max_staleness: CountOrZero = setting(
-        0, "most updates between sampling a token and learning from it; groups with older tokens are dropped"
+        0,
+        "maximum number of updates between sampling a token and learning from it; groups with older tokens are dropped",
     )
     refill: bool = setting(
         False,
-        "replace groups with equal rewards by others, at most 3 times rollout_batch_size per step",
+        "replace groups whose rewards are equal with other groups (at most 3 × rollout_batch_size groups per step)",
     )
     report_to: Annotated[list[LoggerName], MAY_CHANGE] = setting(
         [], "loggers that receive the metrics of every step: trackio, tensorboard, wandb"
@@ -217,7 +218,7 @@ class AdvancedSection(ConfigSection):
 OWN_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "n_samples_per_prompt": (
         lambda attempts: attempts >= 2,
-        "must be at least 2: a reward counts only against others on the same prompt",
+        "must be at least 2: a reward counts only relative to others on the same prompt",
     ),
     "rollout_temperature": (
         lambda temperature: temperature > 0,
@@ -326,7 +327,7 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
             )
         elif self.shard_model and self.policy_engine == "torch" and self.method == "rl":
             found.append(
-                "shard_model = true splits what is learned, but the first process still serves the whole model: a "
+                "shard_model = true shards the learner, but the first process still samples from the whole model: a "
                 'model that one GPU cannot hold needs policy_engine = "vllm".'
             )
         if self.ignored:
@@ -353,7 +354,7 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
                     f'loss_type = "gspo" learns like "grpo", with the mean importance weight of each sequence: {why}'
                 )
             return found
-        once = "every batch is learned from once, by the policy that sampled it (max_staleness = 0), so"
+        once = "the policy that sampled a batch learns from it once (max_staleness = 0), so"
         if gspo:
             return [
                 f'loss_type = "gspo": {once} its ratio is 1 except for rounding, and in bfloat16 its narrow clip '
@@ -387,7 +388,7 @@ def engine_problems(settings: TrainingSettings) -> dict[str, str]:
         except ValueError:
             problems["vllm_command"] = "has a quotation mark that is not closed"
     if settings.rollout_top_p < 1:
-        problems["rollout_top_p"] = "must be 1.0 with vLLM, whose log-probabilities are those after top-p"
+        problems["rollout_top_p"] = "must be 1.0 with vLLM, which returns log-probabilities after top-p"
     return problems
 
 

@@ -244,7 +244,7 @@ def _deployment_result(
 def undeploy(model: LoraArgument, yes: YesOption = False) -> OperationResult:
     """Undeploy a LoRA model.
 
-    Undeploying twice changes nothing. On a terminal, you are asked to confirm.
+    Undeploying twice changes nothing. On a terminal, the command asks for confirmation.
 
     Examples:
         osmosis model undeploy keen-owl-2-step-40
@@ -283,8 +283,8 @@ def download(
 ) -> OperationResult:
     """Download a LoRA adapter or a merged model.
 
-    An adapter is in PEFT format, and each file is verified. Merging needs the extra `train`, the base model and enough
-    memory for it. The directory appears only when it is complete.
+    An adapter is in PEFT format, and the command verifies each file. Merging needs the extra `train`, the base model and
+    enough memory for it. The directory appears only when it is complete.
 
     Examples:
         osmosis model download keen-owl-2-step-40 -o adapters/
@@ -343,7 +343,7 @@ def push(
 ) -> OperationResult:
     """Upload a LoRA adapter to the Hugging Face Hub.
 
-    The token comes from HF_TOKEN or `hf auth login`. On a terminal, you are asked to confirm.
+    The token comes from HF_TOKEN or `hf auth login`. On a terminal, the command asks for confirmation.
 
     Examples:
         osmosis model push keen-owl-2-step-40 my-org/multiplier

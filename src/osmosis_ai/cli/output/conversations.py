@@ -40,7 +40,7 @@ def shown_run(found: ShownRun, wanted: WantedSamples) -> DetailResult:
 def shown_validation(found: ShownValidation, wanted: WantedSamples) -> DetailResult:
     shown = shown_run(found.run, wanted)
     of = f" of {found.total:,}" if found.total is not None else ""
-    told = f"Validation after step {found.step:,}: {found.kept:,}{of} samples are kept, without a score first, then the worst."
+    told = f"Validation after step {found.step:,}: {found.kept:,}{of} attempts are kept, unscored ones first, then the worst."
     return replace(shown, data=found.data(), blocks=[Text(told, in_plain=True), *shown.blocks])
 
 

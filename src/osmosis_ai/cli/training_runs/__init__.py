@@ -139,9 +139,9 @@ def _estimate(found: EstimatedTraining, *, verbose: bool) -> Text:
     if model.problem is not None:
         sections.insert(0, [f"{found.config.path.name} cannot be trained. {model.problem}"])
     elif found.own_model.problem is not None:
-        sections.append([f"This machine cannot train it. {found.own_model.problem}"])
+        sections.append([f"This machine cannot train the model. {found.own_model.problem}"])
     if memory.fits is False:
-        sections.append([f"To reduce it: {_advice(found)}"])
+        sections.append([f"To need less memory: {_advice(found)}"])
     if verbose:
         sections.append(["Estimates are within 20% of measured peaks, before allocator fragmentation."])
     return Text("\n\n".join("\n".join(lines) for lines in sections), in_plain=True)
@@ -229,7 +229,7 @@ def show(
     row: options.RowOption = None,
     attempt: options.AttemptOption = None,
     step: Annotated[
-        int | None, typer.Option(min=0, help="Require that the newest validation is the one after this step.")
+        int | None, typer.Option(min=0, help="Fail unless the newest validation is the one after this step.")
     ] = None,
     passed: options.PassedOption = False,
     below: options.BelowOption = False,
@@ -242,7 +242,7 @@ def show(
     """Print conversations of a run's newest validation.
 
     Attempts without a score come first, then the lowest rewards. RUN may be a local training directory, which needs no
-    platform. Rows are numbered within the held-out rows.
+    platform. Row numbers refer to the held-out rows.
 
     Examples:
         osmosis train show keen-owl-2 --below
@@ -309,8 +309,8 @@ def logs(
 
 @app.command()
 def compare(
-    a: Annotated[str, typer.Argument(help="Name or id of a run.")],
-    b: Annotated[str, typer.Argument(help="Name or id of the run to compare with A.")],
+    a: Annotated[str, typer.Argument(help="Name or ID of a run.")],
+    b: Annotated[str, typer.Argument(help="Name or ID of the run to compare with A.")],
     verbose: Annotated[bool, typer.Option("--verbose", help="Print all metrics.")] = False,
 ) -> DetailResult:
     """Compare settings and rewards of two training runs.
@@ -442,8 +442,8 @@ def resubmit(
 ) -> OperationResult:
     """Submit the config of a training run again.
 
-    The command first shows changes of commit, dataset, secrets and platform version. Secrets that were given for the
-    earlier run only must be given again.
+    The command first shows changes of commit, dataset, secrets and platform version. Supply secrets again
+    if they were supplied only for the earlier run.
 
     Examples:
         osmosis train resubmit keen-owl-2

@@ -89,7 +89,7 @@ def test_a_merged_model_computes_what_the_adapter_does(
     [
         ("extra", "`train` extra", "pip install"),
         ("base", "is not on this machine", "--allow-download"),
-        ("disk", "is too full", "--output"),
+        ("disk", "not enough disk space", "--output"),
         ("quantized", "bitsandbytes", None),
         ("damaged", "cannot be merged", None),
     ],

@@ -108,10 +108,10 @@ def test_submit_check_on_both_platforms(maze: Maze) -> None:
     [
         ("Qwen/Qwen3.6-35B-A3B", 'Set [advanced].policy_engine = "vllm".'),
         ("{folder}", "model has no weights."),
-        ("../model", "model_path is a relative path: ../model. Workers have another working directory."),
-        ("./mdel", "is a relative path: ./mdel. Workers have another working directory."),
-        ("own/model", "is a relative path: own/model. Workers have another working directory."),
-        ("no such/model/anywhere", "anywhere. Workers have another working directory."),
+        ("../model", "model_path is a relative path: ../model. Workers have a different working directory."),
+        ("./mdel", "is a relative path: ./mdel. Workers have a different working directory."),
+        ("own/model", "is a relative path: own/model. Workers have a different working directory."),
+        ("no such/model/anywhere", "anywhere. Workers have a different working directory."),
     ],
 )
 def test_submit_check_refuses_a_model_before_anything_else(maze: Maze, model: str, message: str) -> None:
@@ -203,7 +203,7 @@ def test_info_waiting_run(maze: Maze, status: str) -> None:
     offer(maze, status, started_at=None)
     data = maze.osmosis("train", "info", "copper", "--json").data
     assert (data["metrics_available"], data["metrics"], data["in_progress"]) == (False, None, False)
-    assert "before the run has started" in data["metrics_error"]
+    assert "before it starts" in data["metrics_error"]
     shown = maze.osmosis("train", "info", "copper", "--plain").out
     assert (
         f"Training run copper finch/9: {status}" in shown and "osmosis train watch 'copper finch/9'" in shown
@@ -431,7 +431,7 @@ def test_show_plain(here: Maze) -> None:
     assert outcome.status == 0 and "\x1b" not in outcome.out
     lines = outcome.out.splitlines()
     assert lines[0] == (
-        "Validation after step 3: 4 of 4 samples are kept, without a score first, then the worst."
+        "Validation after step 3: 4 of 4 attempts are kept, unscored ones first, then the worst."
     )
     assert "error: ValueError: no (1 terminal sequence removed)" in outcome.out
     assert "tool: eight" in lines

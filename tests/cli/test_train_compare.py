@@ -97,7 +97,7 @@ def test_no_interval(maze: Maze) -> None:
 def test_few_scores_warning(maze: Maze) -> None:
     for name, scored in (("old", (8, 8, 8)), ("new", (4, 8, 7))):
         offer(maze, name, {VALIDATION: (0.5, 0.6, 0.7), SCORED: scored, SAMPLES: (8, 8, 8)})
-    warning = "In the validation of new after steps 1, 3, under 90% of the samples have a score"
+    warning = "In the validation of new after steps 1, 3, less than 90% of the attempts have a score"
     assert f"does not measure seed variance. {warning}:" in compare(maze)["verdict"]["sentence"]
     plain = " ".join(maze.osmosis("train", "compare", "old", "new", "--plain").out.split())
     assert warning in plain and "validation of old" not in plain

@@ -178,7 +178,7 @@ def test_a_relative_folder_is_estimated_with_a_warning(
     (folder / "config.json").write_text(json.dumps(EIGHT_B))
     found = estimate("own/model")
     assert found["model"]["source"] == "folder"
-    assert "'own/model' is a folder of the current directory." in found["warnings"][-1]
+    assert "'own/model' is a folder in the current directory." in found["warnings"][-1]
 
 
 @pytest.mark.parametrize("answer", ["NVIDIA H200, 143771\n", "No devices were found\n", None])

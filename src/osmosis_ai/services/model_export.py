@@ -51,7 +51,7 @@ def download_merged(
     free = shutil.disk_usage(next(folder for folder in directory.parents if folder.exists())).free
     if free < needed:
         raise OsmosisError(
-            f"the disk of {directory} is too full: {size(free)} free, {size(needed)} needed.",
+            f"not enough disk space for {directory}: {size(free)} free, {size(needed)} needed.",
             hint="choose a directory on another disk with --output",
         )
     staging = directory.with_name(f".{directory.name}.merging")

@@ -140,7 +140,7 @@ def estimate_training(config: Path, *, gpu: str | None, gpu_memory: str | None) 
     warnings = model.settings.warnings(model_path)
     if is_relative_folder(model_path):
         warnings.append(
-            f"'{model_path}' is a folder of the current directory. A run needs its absolute path."
+            f"'{model_path}' is a folder in the current directory. A run needs its absolute path."
         )
     fits_on = {name: bool(needed_memory(model, name, size).fits) for name, size in GPUS.items()}
     return EstimatedTraining(
@@ -206,7 +206,7 @@ def check_model(model_path: str, settings: TrainingSettings) -> tuple[ModelSuppo
     base = base_of(model_path)
     if is_relative_folder(base):
         raise OsmosisError(
-            f"model_path is a relative path: {base}. Workers have another working directory.",
+            f"model_path is a relative path: {base}. Workers have a different working directory.",
             hint="use an absolute path, or a name on the Hugging Face Hub",
         )
     if settings.backend == "tinker":
@@ -270,7 +270,7 @@ def _named_device(gpu: str | None, gpu_memory: str | None) -> tuple[str, int] | 
         size = float(match[1]) * (GIB if match[2][0] in "gG" else MIB) if match else 0
         if size <= 0:
             raise OsmosisError(
-                f"`{gpu_memory}` is not an amount of memory.", hint="write it like --gpu-memory 80GB"
+                f"`{gpu_memory}` is not an amount of memory.", hint="for example: --gpu-memory 80GB"
             )
         return f"a GPU with {size / GIB:g} GiB", int(size)
     if gpu is None:

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
 
 
-METRICS_NOT_YET = "there are no metrics before the run has started."
+METRICS_NOT_YET = "the run has no metrics before it starts."
 _EXPORTED_NAMES: Mapping[str, str] = {
     "rollout/raw_reward": "training_reward",
     "eval/validation/reward": "validation_reward",
@@ -431,7 +431,7 @@ def training_directory(word: str) -> Path | None:
     if is_path and exists:
         folder = Path(word) if given.is_dir() else Path(word).parent
         raise OsmosisError(
-            f"{word} is not a training directory, which has a manifest.json and a metrics.jsonl.",
+            f"{word} is not a training directory: it needs a manifest.json and a metrics.jsonl.",
             hint=f"osmosis view {quote(str(folder))} lists the runs below it",
         )
     if is_path and (word.startswith(_PATHS) or not _is_logged_in()):
@@ -460,7 +460,7 @@ def require_platform_run(word: str, command: str) -> None:
     if training_directory(word) is not None:
         shown = quote(word)
         raise OsmosisError(
-            f"{word} is a local training directory, and `{command}` takes platform runs.",
+            f"{word} is a local training directory, but `{command}` accepts only platform runs.",
             hint=f"osmosis train info {shown}, osmosis train logs {shown} --follow, osmosis view {shown}",
         )
 
@@ -520,7 +520,7 @@ def describe_training(directory: Path) -> LocalTraining:
     return LocalTraining(directory, training_detail(known, directory), curves, metrics)
 
 
-_HINT = "a run that validates (`[checkpoints].eval_interval`) keeps the samples of its newest validation"
+_HINT = "a run that validates (`[checkpoints].eval_interval`) keeps the attempts of its newest validation"
 
 
 @dataclass(frozen=True)
@@ -553,7 +553,7 @@ class _Validation:
     @property
     def subject(self) -> str:
         of = f" of {self.total:,}" if self.total is not None else ""
-        return f"the validation of `{self.name}` after step {self.step} ({len(self.details):,}{of} samples are kept)"
+        return f"the validation of `{self.name}` after step {self.step} ({len(self.details):,}{of} attempts are kept)"
 
     def samples(self, row: int | None, outcome: Outcome | None) -> Iterator[SampleEntry]:
         entries = [each.summary for each in self.details.values() if row in (None, each.summary.row)]
@@ -588,8 +588,8 @@ def show_validation(
         raise NotFoundError(f"the run `{reference}` has no record of a validation.", hint=_HINT)
     if step not in (None, found.step):
         raise NotFoundError(
-            f"the samples of the validation after step {step} are not kept: the newest is after step {found.step}.",
-            hint="leave out --step: only the newest validation's samples are kept",
+            f"the attempts of the validation after step {step} are not kept: the newest is after step {found.step}.",
+            hint="omit --step: only the newest validation's attempts are kept",
         )
     return ShownValidation(shown_samples(found, wanted), found.step, found.total, len(found.details))
 

@@ -138,7 +138,7 @@ async def test_a_request_that_fails_for_a_moment_is_made_again(tmp_path: Path) -
         ({"logprobs": {"token_logprobs": [-1.0] * 50}}, "one id for each token"),
         ({"token_ids": [5], "logprobs": {"token_logprobs": [None]}}, "one id for each token"),
         ({"token_ids": [5], "logprobs": {"token_logprobs": [math.nan]}}, "not finite"),
-        ({"prompt_token_ids": [1, 2]}, "another prompt"),
+        ({"prompt_token_ids": [1, 2]}, "a different prompt"),
     ],
 )
 async def test_a_reply_that_could_be_learned_wrongly_from_is_an_error(
@@ -178,7 +178,7 @@ async def test_a_server_that_forgot_its_adapter_is_given_it_again(tmp_path: Path
 
 async def test_a_server_without_the_model_is_refused(tmp_path: Path) -> None:
     async with standing_in() as server:
-        with pytest.raises(OsmosisError, match="it serves `base`"):
+        with pytest.raises(OsmosisError, match=r"\(available: `base`\)"):
             async with connect(server, tmp_path, model="other"):
                 raise AssertionError
 

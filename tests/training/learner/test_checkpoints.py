@@ -180,8 +180,8 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_says_so(tmp_path, room):
     os.waitpid(child, 0)
     message, hint = json.loads((tmp_path / "said").read_text())
     assert "the checkpoint of step 2 could not be written" in message
-    assert message.endswith("the disk is full; the one of step 1 is intact.")
-    assert hint == "make room there, then start the run again"
+    assert message.endswith("the disk is full; the checkpoint of step 1 is intact.")
+    assert hint == "free space there, then start the run again"
     assert_whole(store.latest(), 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["said", "step-00000001"]
 

@@ -310,5 +310,5 @@ def test_a_damaged_or_hostile_archive_is_refused_and_leaves_nothing(second, arch
 
 
 def test_an_archive_of_another_step_is_refused(second, archive):
-    with pytest.raises(DamagedArchiveError, match="of step 3 and not of step 4"):
+    with pytest.raises(DamagedArchiveError, match="step 3 instead of step 4"):
         unpack(archive, second, STEP + 1)

@@ -140,8 +140,8 @@ class Thinking(BuiltInChat):
 @pytest.mark.parametrize(
     ("kind", "end", "problem"),
     [
-        (Callless, "<|im_end|>", "does not write the assistant's tool calls"),
-        (Thinking, "<|im_end|>", "does not continue its generation prompt"),
+        (Callless, "<|im_end|>", "omits the assistant's tool calls"),
+        (Thinking, "<|im_end|>", "does not begin an assistant turn with its generation prompt"),
         (BuiltInChat, "<|im_start|>", "does not end the turn with the model's end-of-turn token"),
     ],
 )

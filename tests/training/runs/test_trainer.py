@@ -236,7 +236,7 @@ async def test_a_task_that_is_solved_ends_the_run_with_what_was_learned(tmp_path
     ("max_steps", "last", "message"),
     [
         (30, UNSCORED_STEPS_END - 1, r"4 x agent exception.*the agent broke"),
-        (1, 1, "no attempt got a reward in its one step, so nothing was learned"),
+        (1, 1, "no attempt got a reward in the only step, so nothing was learned"),
     ],
     ids=["long", "one step"],
 )
@@ -392,7 +392,7 @@ async def test_a_refused_step_leaves_the_policy_and_the_run_goes_on(tmp_path):
 async def test_steps_refused_again_and_again_end_the_run(tmp_path):
     world = LoopWorld(tmp_path, learner=NumberLearner(refuse=range(2, 10)), max_steps=30)
     with pytest.raises(
-        StepRefusedError, match=r"not a finite number\. That makes 3 refused updates in a row"
+        StepRefusedError, match=r"not a finite number\. The run ends after 3 refused updates in a row"
     ):
         await world.run()
     assert world.loop.state.step == REFUSED_STEPS_END  # one learned, all but the last refusal recorded
@@ -414,11 +414,11 @@ async def test_an_engine_that_failed_ends_the_run_at_once_with_its_own_words(tmp
 @pytest.mark.parametrize(
     ("method", "error", "message"),
     [
-        ("step", lambda: OutOfMemoryError("the memory of cuda:0 does not suffice."), "does not suffice"),
+        ("step", lambda: OutOfMemoryError("cuda:0 does not have enough memory."), "not have enough memory"),
         (
             "save_adapter",
             lambda: OSError(errno.ENOSPC, "No space left on device"),
-            "the disk is full; the one of step 2 is intact",
+            "the disk is full; the checkpoint of step 2 is intact",
         ),
     ],
 )
@@ -437,7 +437,7 @@ async def test_lack_of_memory_or_disk_ends_the_run_and_a_later_session_continues
     with pytest.raises(OsmosisError, match=message) as caught:
         await world.run()
     if method == "save_adapter":
-        assert caught.value.hint == "make room there, then start the run again"
+        assert caught.value.hint == "free space there, then start the run again"
     assert latest_of(world).step == 2
     monkeypatch.undo()
     world.resume()

@@ -164,7 +164,7 @@ class TrainingWork(Work):
             return wire.FinishRequest(outcome="finished")
         not_stored = OsmosisError(
             "the training is done, but its last checkpoint could not be stored; the run's log has the reason",
-            hint="make room on the platform's disk",
+            hint="free space on the platform's disk",
         )
         return failed(reports.refused or not_stored)
 

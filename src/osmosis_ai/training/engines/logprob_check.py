@@ -50,8 +50,8 @@ SIGNED_FLOOR_FLOAT32, SIGNED_FLOOR_BFLOAT16 = 1e-5, 1e-3
 SURPRISE_STANDARD_ERRORS = 5.0
 
 _REMEDY = (
-    "start a server with `--generation-config vllm --logprobs-mode processed_logprobs`, and look for what sets "
-    "temperature, top_p, top_k, min_p or a penalty between the trainer and its model"
+    "start a server with `--generation-config vllm --logprobs-mode processed_logprobs`, and check that nothing between "
+    "the trainer and its model sets temperature, top_p, top_k, min_p or a penalty"
 )
 
 
@@ -77,7 +77,8 @@ class Probe:
         )
         if math.isinf(self.surprise_stderr):  # the learner's entropies are unknown
             return said
-        return f"{said}, and the excess surprise is {self.surprise:+.2g} ± {self.surprise_stderr:.1g} nats"
+        surprise = f"{self.surprise:+.2g} ± {self.surprise_stderr:.1g}"
+        return f"{said}, and the tokens' mean surprise differs from the learner's entropy by {surprise} nats"
 
     def require_agreement(self, *, float32: bool, truncated: bool = False, adapter: bool = False) -> None:
         """Refuse a distribution that differs from the learner's; with ``adapter``, it agreed before a change of it."""
@@ -85,36 +86,36 @@ class Probe:
         floor = SIGNED_FLOOR_FLOAT32 if float32 else SIGNED_FLOOR_BFLOAT16
         if not math.isfinite(self.mean_abs_gap):
             raise DistributionMismatchError(
-                f"the log-probabilities of engine or learner are not finite: {self.sentence()}.",
-                hint="look for damaged weights, or numbers beyond the range of the data type",
+                f"the log-probabilities of the engine or the learner are not finite: {self.sentence()}.",
+                hint="check for damaged weights, or numbers outside the range of the data type",
             )
         one_sided = abs(self.mean_gap) > max(floor, STANDARD_ERRORS * self.gap_stderr)
         surprising = not truncated and abs(self.surprise) > SURPRISE_STANDARD_ERRORS * self.surprise_stderr
-        hidden = ", and reports probabilities that are not those it drew with"
+        hidden = ", and reports other probabilities than it samples with"
         if one_sided and self.mean_gap > 0.9 * self.mean_abs_gap:
-            cause = "all gaps have one sign: it leaves out unlikely tokens (top_p, top_k or min_p)"
+            cause = "leaves out unlikely tokens (top_p, top_k or min_p), since all gaps have the same sign"
         elif self.mean_abs_gap > limit or one_sided:
             cause = (
-                "it draws with a penalty (repetition, presence, frequency), at another temperature, from a truncated "
+                "samples with a penalty (repetition, presence, frequency), at another temperature, from a truncated "
                 "distribution, or with other weights"
             )
         elif surprising and self.surprise < 0:
             cause = (
-                f"it leaves out unlikely tokens (top_p, top_k, min_p) or draws at a lower temperature{hidden}"
+                f"leaves out unlikely tokens (top_p, top_k, min_p) or samples at a lower temperature{hidden}"
             )
         elif surprising:
-            cause = f"it draws at a higher temperature, or with a penalty{hidden}"
+            cause = f"samples at a higher temperature, or with a penalty{hidden}"
         else:
             return
         remedy = _REMEDY
         if adapter:
-            cause = "the server ignores the adapter, or applies it to only some of its weights"
+            cause = "ignores the adapter, or applies it to only some of its weights"
             remedy = (
                 "use a newer vLLM; a mixture of experts needs 0.22.1 and `--enable-mixed-moe-lora-format`, or "
                 "[advanced].lora_targets without experts"
             )
         raise DistributionMismatchError(
-            f"the engine's distribution differs from the learner's: {self.sentence()}. Probably {cause}.",
+            f"the engine's distribution differs from the learner's: {self.sentence()}. Probably, the engine {cause}.",
             hint=remedy,
         )
 

@@ -73,7 +73,7 @@ class PolicyBridge(ModelProxy):
         self.close(rollout_id)
         recording = self._closed.pop(rollout_id, None)
         if recording is None:
-            raise NotFoundError(f"there is no record of the rollout {rollout_id!r}, or it was taken already.")
+            raise NotFoundError(f"the rollout {rollout_id!r} has no record, or its record was already taken.")
         return recording.recorded()
 
     def discard(self, rollout_id: str) -> None:
@@ -159,14 +159,14 @@ class PolicyBridge(ModelProxy):
         most = limits.max_prompt_length + recording.sampled_tokens
         if read > most or read >= positions:
             given = (
-                f"the messages have {read} tokens, and a prompt here has at most {min(most, positions - 1)}"
+                f"the messages have {read} tokens, but a prompt may have at most {min(most, positions - 1)}"
             )
             raise _too_long(f"{given}; shorten the messages, or raise `max_prompt_length`.")
         left = limits.max_response_length - recording.sampled_tokens
         if left <= 0:
             recording.truncated = True
             raise _too_long(
-                f"the rollout has sampled the {limits.max_response_length} tokens that it may; "
+                f"the rollout has reached its limit of {limits.max_response_length} sampled tokens; "
                 "end it sooner, or raise `max_response_length`."
             )
         return min(left, positions - read)

@@ -121,7 +121,7 @@ class VllmServer(Service):
                 log_path=log_path,
                 addresses=[self.url],
                 start_timeout_s=settings.vllm_start_timeout_s,
-                late_hint="[advanced].vllm_start_timeout_s gives it longer",
+                late_hint="raise [advanced].vllm_start_timeout_s",
                 stop_grace_s=STOP_GRACE_S,
                 restarts=RESTARTS,
                 guarded=True,
@@ -258,7 +258,7 @@ class _Replica:
                 return int(entry["max_model_len"])
         names = ", ".join(f"`{entry.get('id')}`" for entry in listed)
         raise OsmosisError(
-            f"vLLM at {self.url} does not serve `{self._model}`; it serves {names or 'nothing'}."
+            f"vLLM at {self.url} does not serve `{self._model}` (available: {names or 'none'})."
         )
 
     @stamina.retry(on=_TransientError, attempts=ATTEMPTS, timeout=None)
@@ -475,9 +475,9 @@ class VllmEngine(RemotePolicyEngine):
             listener.failed(EngineStoppedError(error.message, hint=error.hint))
         except Exception:
             # The task's edge: without this, the caller would wait forever.
-            logger.exception("a call of vLLM could not be read")
+            logger.exception("a response from vLLM could not be read")
             listener.failed(
-                EngineStoppedError("a reply of vLLM could not be read; the log has the traceback.")
+                EngineStoppedError("a response from vLLM could not be read; the log has the traceback.")
             )
         finally:
             self._calls[name] -= 1
@@ -518,13 +518,15 @@ def _emissions(generation: Generation, reply: Mapping[str, Any], version: int) -
     if not ids or not logprobs or len(ids) != len(logprobs) or None in logprobs:
         raise OsmosisError(
             "vLLM did not return one log-probability and one id for each token it sampled.",
-            hint="use vLLM 0.10.2 or newer, which knows `return_token_ids`",
+            hint="use vLLM 0.10.2 or newer, which supports `return_token_ids`",
         )
     if not all(map(math.isfinite, logprobs)):
-        raise OsmosisError("vLLM gave a log-probability that is not finite.")
+        raise OsmosisError("vLLM returned a log-probability that is not finite.")
     read = choice.get("prompt_token_ids") or reply.get("prompt_token_ids")
     if read is not None and list(read) != list(generation.prompt):
-        raise OsmosisError("vLLM read another prompt than it was sent: it must not add or cut tokens.")
+        raise OsmosisError(
+            "vLLM read a different prompt from the one it was sent: it must not add or cut tokens."
+        )
     finish: FinishReason = "length" if choice.get("finish_reason") == "length" else "stop"
     tops = scores.get("top_logprobs") or [None] * len(ids)
     last = len(ids) - 1

@@ -82,7 +82,7 @@ class CheckpointDirectory:
     def _damaged(self, name: str, error: Exception) -> OsmosisError:
         return OsmosisError(
             f"the checkpoint of step {self.step} cannot be read: {self.directory / name}: {error}",
-            hint="remove its directory to go on from the one before it",
+            hint="remove its directory to continue from the previous checkpoint",
         )
 
 
@@ -180,10 +180,12 @@ class CheckpointStore:
         full = isinstance(error, OSError) and is_disk_full(error)
         reason = "the disk is full" if full else str(error)
         latest = self.latest()
-        left = f"the one of step {latest.step} is intact" if latest else "there is no earlier one"
+        left = (
+            f"the checkpoint of step {latest.step} is intact" if latest else "there is no earlier checkpoint"
+        )
         return OsmosisError(
             f"the checkpoint of step {step} could not be written to {self.directory}: {reason}; {left}.",
-            hint="make room there, then start the run again" if full else None,
+            hint="free space there, then start the run again" if full else None,
         )
 
 

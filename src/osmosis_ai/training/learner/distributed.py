@@ -46,7 +46,7 @@ def _meet(rank: int, size: int) -> dist.TCPStore:
     everybody = [f"rank-{each}" for each in range(size)]
     while rank == 0 and not store.check(everybody):
         if os.environ.get("MASTER_PORT") != port:
-            raise RuntimeError("not all processes of the learner came")
+            raise RuntimeError("not all learner processes connected")
         time.sleep(_POLL_S)
     return store
 

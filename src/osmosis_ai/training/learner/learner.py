@@ -210,10 +210,10 @@ class Learner:
     def _out_of_memory(self, step: LearnerStep) -> OutOfMemoryError:
         longest = max(len(row.ids) for row in step.rows)
         return OutOfMemoryError(
-            f"the memory of {self.device} does not suffice to learn from sequences of up to {longest} tokens in "
+            f"{self.device} does not have enough memory to learn from sequences of up to {longest} tokens in "
             f"micro-batches of {self._micro_batch_tokens} tokens.",
             hint="lower [training].max_response_length, max_prompt_length or [advanced].micro_batch_tokens; "
-            "`osmosis train estimate` says what fits",
+            "`osmosis train estimate` shows what fits",
         )
 
     def _not_finite(self, what: str) -> StepRefusedError:

@@ -48,7 +48,7 @@ def model_source(model_path: str, *, allow_download: bool = False, weights: bool
     except HFValidationError as error:
         raise OsmosisError(
             f"the model `{model_path}` cannot be loaded: it is not a built-in model, a folder or a name on the "
-            "Hugging Face hub."
+            "Hugging Face Hub."
         ) from error
     except LocalEntryNotFoundError as error:
         where, hint = "could not be fetched", None
@@ -98,7 +98,7 @@ def load_policy(
             policy.peft_config[ADAPTER].base_model_name_or_path = model_path
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         whence = f"the adapter in {adapter}" if adapter else f"an adapter on {settings.lora_targets}"
-        raise OsmosisError(f"`{model_path}` cannot take {whence}: {error}") from error
+        raise OsmosisError(f"`{model_path}` does not accept {whence}: {error}") from error
     trainable, plan = trainable_parameters(policy), support.plan
     if adapter is None and plan is not None and trainable != plan.trainable_parameters:
         raise OsmosisError(
@@ -159,7 +159,7 @@ def load_adapter_state(policy: Any, state: dict[str, Tensor]) -> None:
     from peft import set_peft_model_state_dict
 
     if state.keys() != adapter_state(policy).keys():
-        raise OsmosisError("the checkpoint's adapter is on other layers than the settings say.")
+        raise OsmosisError("the checkpoint's adapter and the settings name different layers.")
     try:
         set_peft_model_state_dict(policy, state)
     except RuntimeError as error:

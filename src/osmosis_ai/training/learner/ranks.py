@@ -77,7 +77,7 @@ class LearnerRanks:
 
         if World.is_joined():
             raise OsmosisError(
-                "this process is still connected to the processes of an earlier learner that failed.",
+                "this process is still connected to the processes of an earlier, failed learner.",
                 hint="train in a new Python process; the run resumes from its last checkpoint",
             )
         meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

@@ -130,12 +130,12 @@ class MismatchLimits:
         """Describe a difference that needs attention although the step was taken."""
         if mean is not None and mean > MEAN_GAP_WORTH_A_WARNING:
             return (
-                f"learner and server differ by {mean:.2g} nats a token on average; more than "
-                f"{MEAN_GAP_WORTH_A_WARNING} is more than rounding.",
+                f"learner and server differ by {mean:.2g} nats per token on average; rounding causes at most "
+                f"{MEAN_GAP_WORTH_A_WARNING}.",
             )
         if self.float32 and largest > GAP_WORTH_A_WARNING_FLOAT32:
             return (
-                f"learner and server differ by up to {largest:.2g} nats on a token; in float32 they agree to "
-                f"{GAP_WORTH_A_WARNING_FLOAT32:g}.",
+                f"learner and server differ by up to {largest:.2g} nats on a token; in float32, at most "
+                f"{GAP_WORTH_A_WARNING_FLOAT32:g} is expected.",
             )
         return ()

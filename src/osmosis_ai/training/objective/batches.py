@@ -77,8 +77,8 @@ def training_rows(
         if strangers:
             raise UnsampledTokenError(
                 f"{strangers} of {len(sequence.ids)} tokens of rollout {sequence.rollout_id} are marked as sampled, but "
-                "no policy sampled them (prompt, tool reply or template); learning from them would teach the "
-                "policy to talk like its users and tools, so nothing was learned."
+                "no policy sampled them (prompt, tool reply or template). Learning from them would teach the "
+                "policy to imitate users and tools, so nothing was learned."
             )
         response_lengths[sequence.rollout_id] += sum(sequence.mask[1:])
     rows = [

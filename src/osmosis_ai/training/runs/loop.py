@@ -259,24 +259,24 @@ class TrainingLoopState:
         if updates == 0:
             raise NothingToLearnError(
                 f"{what}, so there was nothing to learn from.",
-                hint="the task is too hard or too easy for this model, or the grader is too coarse; look at "
-                "some samples with `osmosis eval run`",
+                hint="the task is too hard or too easy for this model, or the grader is too coarse; inspect "
+                "some attempts with `osmosis eval run`",
             )
         return StopReason("nothing_to_learn", f"{what}: ended after step {self.step}.")
 
     def require_a_reward(self) -> None:
         """Fail a finished run that got no reward in any step, even if it had too few steps to stop early."""
         if self.reward is None:
-            steps = "its one step" if self.step == 1 else f"any of its {self.step} steps"
+            steps = "the only step" if self.step == 1 else f"any of the {self.step} steps"
             raise NoRewardsError(
                 f"no attempt got a reward in {steps}, so nothing was learned.",
-                hint="the log of the run says why; try the rollout with `osmosis eval run` and a few `--rows`",
+                hint="the run's log has the causes; try the rollout with `osmosis eval run` and a few `--rows`",
             )
 
     def _without_rewards(self, batch: RolloutBatch) -> str:
         causes = format_causes(batch.unscored())
         what = f"none of the {len(batch.samples)} attempts of step {batch.step} got a reward ({causes})"
-        failure = batch.first_failure() or "no grader gave one"
+        failure = batch.first_failure() or "no grader returned a reward"
         if self.unscored >= UNSCORED_STEPS_END:
             raise NoRewardsError(
                 f"{what}, for {self.unscored} steps in a row. The first failure: {failure}",
@@ -435,7 +435,7 @@ class StepLoop(ABC):
             self.state.refused += 1
             if self.state.refused >= REFUSED_STEPS_END:
                 raise StepRefusedError(
-                    f"{error.message} That makes {self.state.refused} refused updates in a row, which ends the run.",
+                    f"{error.message} The run ends after {self.state.refused} refused updates in a row.",
                     hint=error.hint,
                 ) from error
             return StepMetrics(updates=learner.updates), time.monotonic() - started, [error.message]

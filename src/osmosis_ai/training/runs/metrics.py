@@ -226,5 +226,5 @@ def _refused(path: Path, error: OSError) -> HistoryError:
     return HistoryError(
         f"{what}: a step could not be recorded in `{path}` ({error.strerror or error}).",
         details={"path": str(path), "errno": error.errno},
-        hint="make room there, then start the run again; the last checkpoint is intact",
+        hint="free space there, then start the run again; the last checkpoint is intact",
     )

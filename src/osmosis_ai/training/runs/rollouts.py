@@ -122,7 +122,8 @@ def with_truncation_rule(sample: Sample, settings: TrainingSettings) -> Sample:
     if rule == "zero":
         verdict = Verdict("success", reward=0.0)
     elif rule == "exclude":
-        error = sample.record.error or f"the rollout was {reason} and is left out"
+        limit = "time" if late else "length"
+        error = sample.record.error or f"the attempt reached its {limit} limit and is excluded"
         verdict = failed(reason, "agent", error, code=reason)
     elif sample.reward is None and sample.grader_reward is not None:
         verdict = Verdict("success", reward=sample.grader_reward)

@@ -125,10 +125,10 @@ class TrainingDifferences:
         if not steps:
             return None
         by_row = any(metric.method == "paired-rows" for metric in self.metrics)
-        validation = "row by row" if by_row else "from the standard errors of both runs"
+        validation = "paired by row" if by_row else "computed from the standard errors of both runs"
         return (
             f"B - A at equal steps, up to step {max(steps)}: the mean over the last {LAST_STEPS} common steps, without an "
-            f"interval ({_NOT_INDEPENDENT}). Validation: the last common one; the reward's interval is computed {validation}."
+            f"interval ({_NOT_INDEPENDENT}). Validation: the last common one; the reward's interval is {validation}."
         )
 
 
@@ -150,8 +150,10 @@ def summary(runs: Sequence[ComparedTraining], differences: Sequence[TrainingDiff
         sentences.append("One run per setting does not measure seed variance.")
     hollow = [f"of {run.name} after {after_steps(run.hollow)}" for run in runs if run.hollow]
     if hollow:
-        few = f"under {LEAST_WORDS} of the samples have a score"
-        sentences.append(f"In the validation {' and '.join(hollow)}, {few}: those values exclude the others.")
+        few = f"less than {LEAST_WORDS} of the attempts have a score"
+        sentences.append(
+            f"In the validation {' and '.join(hollow)}, {few}: the values exclude the other attempts."
+        )
     return " ".join(sentences)
 
 

@@ -79,7 +79,7 @@ class ValidationSamples:
             records = [TerminalRecord.from_line(line, without_crc=True) for line in lines[:MOST_KEPT]]
             return cls(about.step, about.total, about.pass_threshold, records)
         except (ValueError, LookupError, TypeError, msgspec.DecodeError) as error:
-            raise OsmosisError(f"the list of the newest validation's samples is damaged: {error}.") from None
+            raise OsmosisError(f"the list of the newest validation's attempts is damaged: {error}.") from None
 
 
 def reward_of(record: TerminalRecord) -> float | None:
@@ -104,7 +104,7 @@ class TrainingDirectory:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Create the directory and lock it against other processes."""
-        refusal = ConflictError(f"another process is training in `{self.path}` already.")
+        refusal = ConflictError(f"another process is already training in `{self.path}`.")
         with file_lock(self.path / ".lock", refusal):
             for directory in (self.checkpoints, self.trials):
                 directory.mkdir(exist_ok=True)
@@ -253,14 +253,14 @@ def _add(archive: tarfile.TarFile, name: str, content: IO[bytes], size: int) -> 
 def _extract_file(entries: tarfile.TarFile, entry: tarfile.TarInfo, stage: Path) -> None:
     # A sparse file is larger than what came over the network.
     if not entry.isreg() or entry.issparse() or not _is_ours(entry.name):
-        raise DamagedArchiveError("it holds something that no checkpoint has")
+        raise DamagedArchiveError("it has a file that does not belong to a checkpoint")
     content, path = entries.extractfile(entry), stage / entry.name
     assert content is not None
     try:
         path.parent.mkdir(exist_ok=True, parents=True, mode=0o700)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except (FileExistsError, IsADirectoryError, NotADirectoryError):
-        raise DamagedArchiveError("it holds a name twice") from None
+        raise DamagedArchiveError("it has two files with the same name") from None
     with os.fdopen(descriptor, "wb") as file:
         shutil.copyfileobj(content, file)
         file.flush()
@@ -289,4 +289,4 @@ def _require_whole(unpacked: TrainingDirectory, checkpoint: CheckpointDirectory)
     except OsmosisError as error:
         raise DamagedArchiveError(error.message.rstrip(".")) from error
     if found != checkpoint.step:
-        raise DamagedArchiveError(f"it is of step {found!r} and not of step {checkpoint.step}")
+        raise DamagedArchiveError(f"it has step {found!r} instead of step {checkpoint.step}")

@@ -136,7 +136,7 @@ def conversation_tokens(
         opening = chat.render(row.messages[:index], row.tools)
         text = chat.render(row.messages[: index + 1], row.tools, add_generation_prompt=False)
         if not text.startswith(opening):
-            raise ValueError("the chat template does not continue its generation prompt")
+            raise ValueError("the chat template does not begin an assistant turn with its generation prompt")
         turn = text[len(opening) :]
         end = max((turn.rfind(mark) + len(mark) for mark in marks if mark in turn), default=0)
         if not end or turn[end:].strip():
@@ -144,6 +144,6 @@ def conversation_tokens(
         if any(mark in turn[: end - 1] for mark in marks):  # sampling would have ended there
             raise ValueError("an assistant turn contains the model's end-of-turn token")
         if any(call["function"]["name"] not in turn for call in message.get("tool_calls", ())):
-            raise ValueError("the chat template does not write the assistant's tool calls")
+            raise ValueError("the chat template omits the assistant's tool calls")
         recording.add(prompt, [SampledToken(id, 0.0) for id in chat.encode(turn[:end])], message)
     return recording.recorded().sequences

@@ -142,7 +142,7 @@ class Trainer:
                 log.write("run", str(error), level="ERROR", error=type(error).__name__)
                 if isinstance(error, OsmosisError) or (refused := refused_memory(error)) is None:
                     raise
-                message = f"The training ran out of memory: {refused} could not be allocated."
+                message = f"Training ran out of memory: {refused} could not be allocated."
                 raise OsmosisError(message, hint=LESS_MEMORY) from error
             finally:
                 redact_server_logs(self._directory.server_log, self._redact)
@@ -261,7 +261,7 @@ class Trainer:
         shared = await self._open_learner(stack)
         chat = chat_format_of(spec, note=hooks.note)
         end_tokens = end_tokens_of(model_source(spec.model_path, allow_download=settings.allow_download))
-        hooks.stage("tokenising the conversations")
+        hooks.stage("tokenizing the conversations")
         tokenised = await asyncio.to_thread(tokenise_conversations, rows, chat, end_tokens, settings)
         return SupervisedLoop(rows=tokenised, order=DataOrder.of(tokenised, settings), **shared)
 
@@ -462,7 +462,7 @@ class Trainer:
             hooks.stage(f"engine and learner agree: {each.sentence()}")
         if isinstance(learner, Learner) and settings.policy_engine == "vllm":
             # The effect of an adapter depends on the server's version and the model's architecture.
-            hooks.stage("comparing the log-probabilities with a changed adapter")
+            hooks.stage("comparing the log-probabilities with a modified adapter")
             with learner.changed_adapter():
                 await engine.publish(learner, _CHANGED)
                 changed = await probe(engine, learner, prompts, settings)

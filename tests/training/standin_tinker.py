@@ -185,6 +185,11 @@ class StandInTinker:
     def _session_heartbeat(self, _body: Any) -> web.Response:
         return web.json_response({"type": "session_heartbeat"})
 
+    def _unload_model(self, body: Any) -> web.Response:
+        self._model(body["model_id"])
+        del self.models[body["model_id"]]
+        return web.json_response({"request_id": str(self._number()), "model_id": body["model_id"]})
+
     def _weights_info(self, body: Any) -> web.Response:
         if body["tinker_path"] not in self.saved:
             return web.json_response({"detail": "Model not found"}, status=404)

@@ -336,7 +336,9 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
         return found
 
     def _without_effect(self) -> list[str]:
-        """Return a sentence for each setting that the chosen objective ignores."""
+        """Return a sentence for each setting that the chosen objective or server ignores."""
+        if self.backend == "tinker" and self.tinker_server == "skyrl" and self.grad_clip != 1.0:
+            return [f"grad_clip = {self.grad_clip:g}: SkyRL ignores it or has its own setting."]
         if self.method == "sft":
             fields = type(self).model_fields
             keys = ("loss_type", "kl_coef", "importance_cap", "max_staleness", "refill", *_VLLM_KEYS)
@@ -387,6 +389,8 @@ def engine_problems(settings: TrainingSettings) -> dict[str, str]:
             shlex.split(settings.vllm_command)
         except ValueError:
             problems["vllm_command"] = "has a quotation mark that is not closed"
+    if settings.vllm_command is not None and not "".join(settings.vllm_command).strip():
+        problems["vllm_command"] = "must name a program"
     if settings.rollout_top_p < 1:
         problems["rollout_top_p"] = "must be 1.0 with vLLM, which returns log-probabilities after top-p"
     return problems
@@ -395,7 +399,7 @@ def engine_problems(settings: TrainingSettings) -> dict[str, str]:
 def _vllm_url_problem(urls: Sequence[str]) -> str | None:
     if not urls:
         return "must name at least one server"
-    if len({url.rstrip("/") for url in urls}) < len(urls):
+    if len({url.rstrip("/").lower() for url in urls}) < len(urls):
         return "must not name a server twice"
     if any(url.rstrip("/").endswith("/v1") for url in urls):
         return "must not end with /v1; the run adds the paths itself"
@@ -410,6 +414,8 @@ def _url_problem(text: str) -> str | None:
         return "is not a valid URL"
     if url.scheme not in ("http", "https") or not url.hostname:
         return "must begin with http:// or https://"
+    if any(character.isspace() for character in text):
+        return "must not contain spaces"
     if url.query or url.fragment:
         return "must not have a query or a fragment"
     if "@" in url.netloc:  # it would be shown in messages
@@ -424,11 +430,13 @@ def backend_problems(settings: TrainingSettings) -> dict[str, str]:
         named = [key for key in keys if getattr(settings, key) != fields[key].default]
         return dict.fromkeys(named, 'requires `backend = "tinker"`')
     problems = {}
-    if not settings.tinker_url:
+    if settings.tinker_url is None:
         if settings.tinker_server != "hosted":
             problems["tinker_url"] = 'is required unless `tinker_server = "hosted"`'
     elif problem := _url_problem(settings.tinker_url):
         problems["tinker_url"] = problem
+    elif settings.tinker_url.rstrip("/").endswith("/v1"):
+        problems["tinker_url"] = "must not end with /v1; the run adds the paths itself"
     elif (url := urlsplit(settings.tinker_url)).scheme == "http" and url.hostname not in _LOOPBACK:
         problems["tinker_url"] = (
             "must begin with https:// unless the server is on this machine, to protect the API key"

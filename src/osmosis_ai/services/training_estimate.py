@@ -248,7 +248,7 @@ def check_own_machine(settings: TrainingSettings, model: ModelSupport | None) ->
     if model is None:
         if find_spec("tinker") is None:
             return False, "the extra `tinker` is not installed."
-        return True, "ready. The Tinker server trains and samples."
+        return True, "ready. The Tinker server, which was not contacted, trains and samples."
     own, size = this_machine()
     here = model_support(model.model_path, model.settings, on_gpu=own != "CPU")
     if here.problem is not None:

@@ -17,7 +17,7 @@ from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.models import training_runs as wire
 from osmosis_ai.api.paging import iterate_samples
 from osmosis_ai.config.issues import nearest
-from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.config.training import DEFAULT_IMPORTANCE_CAP, TrainingSettings
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError, WorkspaceRequiredError
 from osmosis_ai.evaluation.attempt_files import AttemptFiles, StoredConversation
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
@@ -235,7 +235,7 @@ def find_checkpoint(client: PlatformClient, reference: str) -> tuple[str, str]:
         choices["last"] = curves.checkpoints[-1].name, f"last, step {curves.checkpoints[-1].step}"
     if (found := curves.best_checkpoint()) is not None:
         of_run = " of a run that became worse" if curves.collapsed else ""
-        choices["best"] = found[0].name, f"best, selected among {found[1]} validations{of_run}"
+        choices["best"] = found[0].name, f"best of {found[1]} validations{of_run}"
     # The last policy of a run that collapsed is deployed only by its name.
     which = which or ("best" if "best" in choices or curves.collapsed else "last")
     chosen = choices.get(which)
@@ -705,9 +705,16 @@ def _compared(run: DescribedTraining) -> run_differences.ComparedTraining:
 
 def changed_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a config that differ from the trainer's defaults, and keys of other trainers."""
-    fields = TrainingSettings.model_fields
+    fields, flat = TrainingSettings.model_fields, list(run_differences.flat_settings(config))
+    named = {key.rpartition(".")[2]: value for key, value in flat}
+    if named.get("importance_cap") == DEFAULT_IMPORTANCE_CAP and (
+        named.get("max_staleness") or named.get("policy_engine") == "vllm"
+    ):
+        flat = [
+            (key, value) for key, value in flat if not key.endswith("importance_cap")
+        ]  # it follows from them
     found = {}
-    for key, value in run_differences.flat_settings(config):
+    for key, value in flat:
         field = fields.get(key.rpartition(".")[2])
         if value is not None and (field is None or value != field.get_default(call_default_factory=True)):
             found[key] = value

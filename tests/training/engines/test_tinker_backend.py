@@ -25,6 +25,7 @@ with lazily("torch"):
 
     from osmosis_ai.inference.model import load_adapted_model
     from osmosis_ai.training.engines import tinker_backend
+    from osmosis_ai.training.engines.policy_engine import can_be_sampled
     from osmosis_ai.training.engines.tinker_backend import TinkerEngine, TinkerLearner, TinkerServer
     from osmosis_ai.training.learner.checkpoints import CheckpointStore
     from osmosis_ai.training.learner.learner import Learner
@@ -163,7 +164,7 @@ async def test_a_server_that_never_keeps_a_session_ends_the_run(tmp_path, monkey
         lossy, told = train(server, tmp_path, monkeypatch)
         with pytest.raises(SessionLostError, match="could not update the policy"):
             await lossy.run()
-        assert len([note for note in told.notes if "continues from its last checkpoint" in note]) == 1
+        assert len([note for note in told.notes if ". The run starts again in 0.01 s." in note]) == 1
         assert KEY not in " ".join(told.notes)
 
 
@@ -302,6 +303,24 @@ def test_a_checkpoint_has_no_adapter_if_an_unknown_server_offers_none(server, sa
     restored = connect(server, tinker_server="other")
     assert saved.load_into(restored) == {"step": 1}
     assert (restored.updates, restored.logprobs(sampled[0])) == (1, learner.logprobs(sampled[0]))
+
+
+def test_a_closed_learner_frees_its_place_on_the_server(server):
+    learner = connect(server)
+    name = learner.client.model_id
+    assert name in server.models
+    learner.close()
+    assert name not in server.models
+    lost = connect(server)
+    server.models.pop(lost.client.model_id)
+    lost.close()
+
+
+def test_what_a_server_cannot_have_sampled_ends_the_call(server):
+    long, positive = ([5] * 3, [-1.0] * 3), ([5], [0.5])
+    for tokens, logprobs in [long, positive, ([-1], [-1.0]), ([1.5], [-1.0]), ([5], [math.nan]), ([], [])]:
+        assert not can_be_sampled(tokens, logprobs, 2)
+    assert can_be_sampled([5, 2], [-1.0, 1e-7], 2)
 
 
 def test_an_archive_writes_only_the_adapter(tmp_path):

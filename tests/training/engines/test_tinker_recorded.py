@@ -12,7 +12,6 @@ from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.engine import Generation
 from osmosis_ai.inference.openai_api import TokenFeed
-from osmosis_ai.training.learner.policy import SessionLostError
 from tests.lazily import lazily
 
 pytest.importorskip("tinker")
@@ -86,7 +85,7 @@ async def life(url: str, directory: Path) -> None:
         ),
         (
             lambda: TinkerLearner(server, settings(lora_rank=64), "recorded").client,
-            SessionLostError,
+            OsmosisError,
             "could not open a training session: .*LoRA rank 64 must be between 1 and 16",
         ),
         (

@@ -137,7 +137,7 @@ async def test_a_request_that_fails_for_a_moment_is_made_again(tmp_path: Path) -
         ({"token_ids": None}, "one id for each token"),
         ({"logprobs": {"token_logprobs": [-1.0] * 50}}, "one id for each token"),
         ({"token_ids": [5], "logprobs": {"token_logprobs": [None]}}, "one id for each token"),
-        ({"token_ids": [5], "logprobs": {"token_logprobs": [math.nan]}}, "not finite"),
+        ({"token_ids": [5], "logprobs": {"token_logprobs": [math.nan]}}, "not valid"),
         ({"prompt_token_ids": [1, 2]}, "a different prompt"),
     ],
 )

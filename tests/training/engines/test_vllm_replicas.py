@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 import stamina
 
-from osmosis_ai.errors import NetworkError
+from osmosis_ai.errors import NetworkError, OsmosisError
 from osmosis_ai.inference.engine import EngineStoppedError, SampledToken
 from osmosis_ai.inference.model import Model
 from osmosis_ai.training.engines import vllm_engine
@@ -109,6 +109,41 @@ async def test_a_server_that_comes_back_gets_the_newest_adapter(four: list[Any],
             drawn = await asyncio.gather(*(turns(engine, seed, 1) for seed in range(8)))
             assert {token.version for [tokens] in drawn for token in tokens} == {2}
             assert len(again.requests) == 2
+
+
+async def test_a_request_that_every_server_fails_does_not_end_the_run(
+    four: list[Any], tmp_path: Path
+) -> None:
+    notes: list[str] = []
+    async with connect(four, tmp_path, note=notes.append) as engine:
+        for server in four:
+            server.fail = [500] * 2  # one request and its retry
+        with pytest.raises(EngineStoppedError, match="HTTP 500"):
+            await generated(engine, wanted())
+        assert engine.failure is None
+        await until(
+            lambda: notes[1:] == [f"vLLM at {four[0].url} answers again. 4 of 4 vLLM servers are available."]
+        )
+        for server in four:
+            server.fail.clear()
+        assert all(await asyncio.gather(*(turns(engine, seed, 1) for seed in range(8))))
+
+
+async def test_the_run_continues_without_a_server_that_refuses_an_adapter(
+    four: list[Any], tmp_path: Path
+) -> None:
+    notes: list[str] = []
+    async with connect(four, tmp_path, note=notes.append) as engine:
+        four[1].takes_adapters = False
+        await engine.publish(PublishablePolicy(), 1)
+        drawn = await asyncio.gather(*(turns(engine, seed, 1) for seed in range(6)))
+        assert {token.version for [tokens] in drawn for token in tokens} == {1}
+        assert (len(four[1].requests), len(notes)) == (0, 1)
+        assert "refused the request (HTTP 404)" in notes[0] and "3 of 4 vLLM servers" in notes[0]
+        for server in four:
+            server.takes_adapters = False
+        with pytest.raises(OsmosisError, match=r"All 4 vLLM servers are unavailable\..*refused the request"):
+            await engine.publish(PublishablePolicy(), 2)
 
 
 async def test_a_server_that_hangs_is_left(

@@ -84,7 +84,11 @@ def test_a_rewind_drops_the_steps_behind_the_checkpoint_so_that_recomputed_ones_
     assert [dropped.step for dropped in written.rewind(1)] == [2, 3]
     for step in (3, 1, 2):
         written.append(record(step))
-    assert [dropped.step for dropped in written.rewind(1)] == [3, 2], "whatever the order of the records"
+    assert [dropped.step for dropped in written.rewind(1)] == [2, 3], "whatever the order of the records"
+    written.append(record(2, **{"rollout/raw_reward": 0.5}))
+    again = written.rewind(1)
+    assert [dropped.step for dropped in again] == [2, 3], "step 3 was not repeated before the second crash"
+    assert again[0].metrics == {"rollout/raw_reward": 0.5}
     written.rewind(0)
     written.append(record(1))
     written.append(record(2, **{"rollout/raw_reward": 0.9}))

@@ -210,6 +210,16 @@ async def test_equal_rewards_are_warned_of_and_end_a_run_that_never_learned(tmp_
     assert f"ends after {SILENT_STEPS_END} such steps" in world.told.notes[0]
 
 
+async def test_a_reward_whose_variance_overflows_is_none(tmp_path):
+    world = LoopWorld(
+        tmp_path, rewards=lambda _, n: (1e301, 1.0, 0.0, 0.0)[n % 4], n_samples_per_prompt=4, max_steps=2
+    )
+    await world.run()
+    assert steps(world)[-1] == 2
+    assert world.told.records[-1].metrics["rollout/unscored"] == 2
+    assert world.told.records[-1].metrics["rollout/reward_max"] == 1.0
+
+
 async def test_a_run_whose_rewards_collapsed_ends_with_a_warning(tmp_path):
     def rewards(step, index):
         return float(index % 4 > 0) if step <= 6 else float(index % 4 == 3 and step % 4 == 0)

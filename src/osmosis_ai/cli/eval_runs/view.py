@@ -399,7 +399,9 @@ def _hints(described: DescribedEvaluation, followed: bool) -> list[str]:
         "open in a browser": run.platform_url,
         "read the log": f"osmosis eval logs {name}" if run.status == "failed" else None,
         "follow the run": None if described.ended else f"osmosis eval watch {name}",
-        "stop it": None if described.ended else f"osmosis eval stop {name}",
+        "stop it": f"osmosis eval stop {name}"
+        if not described.ended and "stopping" not in (described.detail.waits or "")
+        else None,
         # Only a platform of ours computes intervals and accepts retries.
         "retry the failed attempts": f"osmosis eval retry {name}"
         if failed and described.ended and run.imported is None and described.estimates is not None

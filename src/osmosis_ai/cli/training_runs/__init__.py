@@ -386,7 +386,7 @@ def checkpoints(run: options.RunArgument) -> ListResult:
         saved = list_checkpoints(context.client, run)
         names = [each.checkpoint_name for each in saved.checkpoints if each.checkpoint_name]
         steps = [
-            ("compare their validations", f"osmosis train info {quote(run)}"),
+            ("compare their validations", f"osmosis train info {quote(run)} --verbose"),
             ("deploy the last checkpoint", f"osmosis model deploy {quote(f'{run}@last')}"),
         ]
         return ListResult(

@@ -46,6 +46,8 @@ _PHASES = {
     "time/validation_s": "validation",
     "time/checkpoint_s": "checkpoint",
 }
+# Phases that take this share of a step together are not after each other; a checkpoint is written after its step.
+_OVERLAP = 1.15
 _TONES_OF_CURVES: Mapping[str, Tone] = {"training": "accent", "validation": "good"}
 _TONES: Mapping[str, Tone] = {"finished": "good", "failed": "bad", "crashed": "bad", "running": "active"}
 
@@ -177,13 +179,17 @@ def _averages(curves: TrainingCurves) -> Iterator[tuple[str, str]]:
     if speeds:
         yield "Sampling speed", f"{_mean(speeds):,.0f} tokens/s"
     if steps:
-        spent = {word: sum(each.value for each in curves.points(key)) for key, word in _PHASES.items()}
-        shares = [
-            f"{word} {percent(part / sum(spent.values()), digits=0)}"
-            for word, part in spent.items()
-            if part > 0
-        ]
-        yield "Time per step", f"{formats.duration(_mean(steps))}: {', '.join(shares)}".removesuffix(": ")
+        total = sum(each.value for each in steps)
+        spent = {
+            word: sum(each.value for each in curves.points(key) if each.step > 0)
+            for key, word in _PHASES.items()
+        }
+        shares = [f"{word} {percent(part / total, digits=0)}" for word, part in spent.items() if part > 0]
+        overlap = "; they overlap" if sum(spent.values()) > _OVERLAP * total else ""
+        yield (
+            "Time per step",
+            f"{formats.duration(_mean(steps))}: {', '.join(shares)}".removesuffix(": ") + overlap,
+        )
     staleness, replaced = curves.points("rollout/staleness"), curves.points("rollout/replaced")
     if any(each.value for each in staleness):
         dropped = percent(_mean(curves.points(DROPPED)), digits=0)
@@ -214,11 +220,16 @@ def _checkpoints(curves: TrainingCurves) -> Iterator[Sequence[str]]:
     """Yield the best and the last checkpoint, or with ``--verbose`` all of them."""
     found, last = curves.best_checkpoint(), curves.checkpoints[-1] if curves.checkpoints else None
     best, count = found or (None, 0)
-    selected = f"best, selected among {count} validations"
+    selected = f"best of {count} validations"
+    hidden = 0
     for saved in curves.checkpoints:
         marks = [mark for mark, marked in ((selected, best), ("last", last)) if saved == marked]
         if marks or current().verbose:
             yield saved.name, f"step {saved.step}", _validated(curves, saved), ", ".join(marks)
+        else:
+            hidden += 1
+    if hidden:
+        yield (f"… {hidden} more",)
 
 
 def _validated(curves: TrainingCurves, saved: SavedAdapter) -> str:
@@ -233,7 +244,9 @@ def _next_steps(run: DescribedTraining) -> list[tuple[str, str]]:
     """Return at most three commands."""
     name, steps = quote(run.name), []
     if not run.ended:
-        steps += [("follow it", f"osmosis train watch {name}"), ("stop it", f"osmosis train stop {name}")]
+        steps.append(("follow it", f"osmosis train watch {name}"))
+        if "stopping" not in (run.detail.waits or ""):
+            steps.append(("stop it", f"osmosis train stop {name}"))
     elif run.run.status in ("failed", "crashed"):
         steps.append(("read the log", f"osmosis train logs {name}"))
     if run.run.resumable:
@@ -245,8 +258,10 @@ def _next_steps(run: DescribedTraining) -> list[tuple[str, str]]:
         steps.append((f"deploy the {best} checkpoint", f"osmosis model deploy {name}"))
     if run.curves.curves and not run.curves.is_supervised:
         steps.append(("read conversations", f"osmosis train show {name}"))
-    all_of = "metrics" if run.curves.curves else "settings"
-    return [*steps, (f"print all {all_of}", f"osmosis train info {name} --verbose")][:_MOST_STEPS]
+    if not current().verbose:
+        all_of = "metrics" if run.curves.curves else "settings"
+        steps.append((f"print all {all_of}", f"osmosis train info {name} --verbose"))
+    return steps[:_MOST_STEPS]
 
 
 # -- with --verbose ------------------------------------------------------------------------
@@ -343,13 +358,15 @@ def _last_step(curves: TrainingCurves) -> Iterator[str]:
     """Yield the last step's time with its phases, and its speed."""
     steps, speeds = curves.points(_STEP_TIME), curves.points(_SAMPLING_SPEED)
     if steps:
-        phases = []
+        phases, spent = [], 0.0
         for key, word in _PHASES.items():
             # A validation takes place every so many steps only.
             measured = [each for each in curves.points(key) if each.step == steps[-1].step]
             if measured and measured[0].value >= _NOTICEABLE_S:
+                spent += measured[0].value
                 phases.append(f"{word} {_seconds(measured[0].value)}")
-        yield f"{_seconds(steps[-1].value)}/step" + (f" ({', '.join(phases)})" if phases else "")
+        overlap = "; they overlap" if spent > _OVERLAP * steps[-1].value else ""
+        yield f"{_seconds(steps[-1].value)}/step" + (f" ({', '.join(phases)}{overlap})" if phases else "")
     if speeds:
         yield f"{speeds[-1].value:,.0f} tokens/s"
 

@@ -378,7 +378,8 @@ class TrainingReports:
         step = checkpoint.step
         if not checkpoint.adapter_dir.is_dir():
             self._kept.add(step)
-            message = f"the Tinker server keeps the checkpoint of step {step}, since it does not offer adapter downloads"
+            path = checkpoint.provenance().get("tinker_path")
+            message = f"the Tinker server, which offers no adapter downloads, keeps the checkpoint of step {step}: {path}"
             self._reporter.log(LogLine(message, level="warning", step="checkpoint"))
             return
         paths = [path for path in sorted(checkpoint.adapter_dir.iterdir()) if path.is_file()]

@@ -20,6 +20,7 @@ from osmosis_ai.api.models.eval_runs import EvalRun, EvalRunDetail
 from osmosis_ai.api.models.runs import EvalRunSubmit, Run, SubmitCheck, SubmittedRun, TrainingRunSubmit
 from osmosis_ai.api.models.training_runs import TrainingRunDetail
 from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
+from osmosis_ai.config.issues import InvalidConfigError
 from osmosis_ai.config.sections import EvaluationSettings, Experiment, served_agent
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.process_environment import github_environment
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.rollout_preflight import ImportOutcome
     from osmosis_ai.training.model_support import ModelSupport
+    from osmosis_ai.workspace.layout import WorkspaceDirectory
 
     Config = EvalConfig | TrainingConfig
 
@@ -247,7 +249,11 @@ def prepare_submission(
         tell("Checking secrets")
     secrets, doubt = plan_run_secrets(context.client, loaded.secrets, supplied)
     tell("Asking the platform")
-    verdict = ask_platform(context.client, _body(loaded, stand_ins(supplied)))
+    try:
+        verdict = ask_platform(context.client, _body(loaded, stand_ins(supplied)))
+    except PlatformError as error:
+        error.message = _with_lines(error, loaded, context.workspace) or error.message
+        raise
     # Configs are sent in the request, so changes in them do not matter.
     state = read_git_state(context.workspace.root, ignored="configs")
     git = context.git
@@ -319,6 +325,16 @@ def check_dataset(context: PlatformContext, submission: PreparedSubmit) -> Datas
     if isinstance(validated, str):
         require_ready(get_dataset(context.client, validated))
     return require_ready(get_dataset(context.client, config.experiment.dataset))
+
+
+def _with_lines(error: PlatformError, config: Config, workspace: WorkspaceDirectory) -> str | None:
+    """Return a refusal of settings with their lines, if all of its issues are known here."""
+    known, refused = {issue.key: issue for issue in config.doubts}, error.body.get("issues")
+    keys = [issue.get("key") for issue in refused] if isinstance(refused, list) else []
+    if not keys or not known.keys() >= set(keys):
+        return None
+    shown = config.path.relative_to(workspace.root).as_posix()
+    return InvalidConfigError(config.kind.name, shown, [known[key] for key in keys]).message
 
 
 def _settings_doubts(config: Config, verdict: SubmitCheck | None) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,12 @@ from osmosis_ai.inference.openai_api import Cancellable, ServedModel, TokenEngin
 
 if TYPE_CHECKING:
     from osmosis_ai.training.learner.learner import Learner
+
+
+# Beyond the vocabulary of any model.
+_LARGEST_ID = 2**31
+# Of a log-probability above 0.
+_ROUNDING = 1e-3
 
 
 class PolicyEngine(TokenEngine, Protocol):
@@ -86,6 +93,15 @@ class _RunningCalls:
     def cancel(self) -> None:
         for task in self.tasks:
             task.cancel()  # vLLM stops generating for a client that disconnects
+
+
+def can_be_sampled(tokens: Sequence[Any], logprobs: Sequence[Any], limit: int) -> bool:
+    """Return whether a server's tokens are ids, at most ``limit``, with log-probabilities."""
+    return (
+        0 < len(tokens) == len(logprobs) <= limit
+        and all(type(token) is int and 0 <= token < _LARGEST_ID for token in tokens)
+        and all(-math.inf < logprob <= _ROUNDING for logprob in logprobs)
+    )
 
 
 class RemotePolicyEngine(ABC):

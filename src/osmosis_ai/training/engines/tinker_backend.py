@@ -28,6 +28,7 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import compress
@@ -39,7 +40,7 @@ import torch
 from torch import Tensor
 
 from osmosis_ai.errors import NetworkError, OsmosisError, install_command
-from osmosis_ai.files import write_json
+from osmosis_ai.files import is_disk_full, write_json
 from osmosis_ai.inference.engine import (
     Dimensions,
     Emission,
@@ -49,7 +50,7 @@ from osmosis_ai.inference.engine import (
     Listener,
     SampledToken,
 )
-from osmosis_ai.training.engines.policy_engine import RemoteModel, RemotePolicyEngine
+from osmosis_ai.training.engines.policy_engine import RemoteModel, RemotePolicyEngine, can_be_sampled
 from osmosis_ai.training.learner.learner import warmed_up
 from osmosis_ai.training.learner.policy import SequenceScores, SessionLostError
 from osmosis_ai.training.learner.policy_model import ADAPTER_CONFIG, ADAPTER_WEIGHTS
@@ -79,6 +80,7 @@ CONNECT_TIMEOUT_S = 30.0
 ARCHIVE_TIMEOUT_S = 600.0
 # An adapter of rank 128 on all matrices of a model of a trillion parameters is smaller.
 LARGEST_ADAPTER = 64 * 2**30
+LARGEST_CONFIG = 2**20
 _SEED_MASK = (1 << 31) - 1
 # The client requires a key of this form; a server without accounts ignores it.
 _NO_KEY = "tml-none"
@@ -105,29 +107,39 @@ class TinkerServer:
         logging.getLogger("tinker").setLevel(logging.ERROR)
         self.model_path = model_path
         self.url = settings.tinker_url
-        self._key = api_key or _NO_KEY
+        self._key = (api_key or "").strip() or _NO_KEY
+        if not self._key.isascii():
+            raise OsmosisError(f"{API_KEY_ENV} contains characters that are not ASCII.")
         self.place = f"the Tinker server at {self.url}" if self.url else "the hosted Tinker service"
         try:
             # The client itself tries for minutes to reach a server that is not there.
             if self.url is not None:
                 headers = {"X-API-Key": self._key}
-                address = f"{self.url.rstrip('/')}/api/v1/get_server_capabilities"
+                address = f"{self._address}/get_server_capabilities"
                 httpx.get(address, headers=headers, timeout=CONNECT_TIMEOUT_S).raise_for_status()
             self.service = tinker.ServiceClient(base_url=self.url, api_key=self._key)
             served = self.service.get_server_capabilities().supported_models
         except Exception as error:  # the client raises errors of several libraries
-            raise self.lost(error, "did not list its models") from error
+            lost = self.lost(error, "did not list its models")
+            if isinstance(lost, SessionLostError) and (_status(error) or 0) < 500:
+                lost = OsmosisError(lost.message, hint=lost.hint)  # it would be the same the next time
+            raise lost from error
         by_name = {model.model_name: model for model in served}
         if model_path not in by_name:
-            names = ", ".join(f"`{name}`" for name in sorted(filter(None, by_name))[:10])
+            names = ", ".join(f"`{name[:100]}`" for name in sorted(filter(None, by_name))[:10])
             raise OsmosisError(f"{self.place} does not serve `{model_path}` (available: {names or 'none'}).")
         self.max_positions: int | None = by_name[model_path].max_context_length
+
+    @property
+    def _address(self) -> str:
+        return f"{(self.url or '').rstrip('/')}/api/v1"
 
     def lost(self, error: Exception, what: str) -> OsmosisError:
         """Return a client's exception as one sentence without the key."""
         import tinker
 
-        said = str(error).replace(self._key, "***")[:500] or type(error).__name__
+        said = " ".join(str(error).replace(self._key, "***").split()).partition(" for self.request_id=")[0]
+        said = said[:500].rstrip(".") or type(error).__name__
         status = _status(error)
         if status in (401, 403):
             return OsmosisError(
@@ -142,6 +154,12 @@ class TinkerServer:
         if isinstance(error, (tinker.APIConnectionError, httpx.TransportError)):
             return NetworkError(f"{self.place} could not be reached: {said}")
         return SessionLostError(f"{self.place} {what}: {said}")
+
+    def unload(self, model_id: str) -> None:
+        """Have our own server forget a policy; otherwise it does after minutes without a heartbeat."""
+        body, headers = {"model_id": model_id, "type": "unload_model"}, {"X-API-Key": self._key}
+        with suppress(httpx.HTTPError):
+            httpx.post(f"{self._address}/unload_model", json=body, headers=headers, timeout=CONNECT_TIMEOUT_S)
 
     def download_adapter(self, sampler_path: str, directory: Path) -> None:
         """Write a saved adapter in PEFT's format to a new ``directory``."""
@@ -217,20 +235,31 @@ class TinkerLearner:
         self._client: tinker.TrainingClient | None = None
         self._loss = api_loss(settings)
 
+    def __str__(self) -> str:
+        kind, loss = self.settings.tinker_server, self._loss
+        scored = ", with rescored log-probabilities" if loss.at_policy else ""
+        return f"{self.server.place} ({kind}); loss: {loss.name}{scored}"
+
     @property
     def client(self) -> tinker.TrainingClient:
         """The training session; opened at first use, because a resumed run opens another one."""
         if self._client is None:
             settings = self.settings
-            self._client = self._call(
-                lambda: self.server.service.create_lora_training_client(
-                    self.server.model_path,
-                    rank=settings.lora_rank,
-                    seed=settings.seed,
-                    train_unembed=False,
-                ),
-                "could not open a training session",
-            )
+            try:
+                self._client = self._call(
+                    lambda: self.server.service.create_lora_training_client(
+                        self.server.model_path,
+                        rank=settings.lora_rank,
+                        seed=settings.seed,
+                        train_unembed=False,
+                    ),
+                    "could not open a training session",
+                )
+            except SessionLostError as error:
+                # Others may leave a server that is full; other refusals are final.
+                if "(status 400)" in error.message and "maximum number" not in error.message.lower():
+                    raise OsmosisError(error.message) from error
+                raise
         return self._client
 
     def step(
@@ -290,7 +319,8 @@ class TinkerLearner:
             shares_T = row.advantage * token_weights(settings.loss_type, mask_1T, lengths_1, totals)[0]
         if self._loss.name == "cross_entropy":
             return _datum(row, weights=shares_T)
-        reference_T = torch.tensor(reference, dtype=torch.float32)
+        # A server may have no number for a token that was not sampled.
+        reference_T = torch.tensor(reference, dtype=torch.float32).nan_to_num(posinf=0.0, neginf=0.0)
         if self._loss.at_policy and settings.method == "rl":
             importance_T = (reference_T - torch.tensor(row.logprobs[1:])).exp()
             shares_T = shares_T * importance_T.clamp(max=settings.importance_cap)
@@ -399,6 +429,8 @@ class TinkerLearner:
         try:
             self.server.download_adapter(saved.path, directory)
         except Exception as error:  # of httpx, the client or a damaged archive
+            if isinstance(error, OSError) and is_disk_full(error):
+                raise
             if self.settings.tinker_server == "other" and _status(error) in (404, 405, 501):
                 return
             raise self.server.lost(error, "did not return the adapter") from error
@@ -434,7 +466,10 @@ class TinkerLearner:
         """Do nothing: there are no other processes."""
 
     def close(self) -> None:
-        self._client = None
+        """Free the adapter's place on the server; the hosted service does so by itself."""
+        client, self._client = self._client, None
+        if client is not None and self.server.url is not None:
+            self.server.unload(client.model_id)
 
     def _name(self, what: str) -> str:
         return f"{self._run}-{what}-{self.updates:06d}-{secrets.token_hex(3)}"
@@ -444,6 +479,8 @@ class TinkerLearner:
             found: Any = work()
             # Clients since 0.38 return the future of another client.
             return found.result() if hasattr(found, "result") else found  # type: ignore[no-any-return]
+        except OsmosisError:  # no session could be opened
+            raise
         except Exception as error:  # the client raises errors of several libraries
             raise self.server.lost(error, what) from error
 
@@ -473,7 +510,7 @@ def unpack_adapter(archive: BinaryIO, directory: Path, model_path: str) -> None:
             file = tar.extractfile(member) if member.isfile() else None
             if file is None or name not in (ADAPTER_WEIGHTS, ADAPTER_CONFIG):
                 continue
-            if member.size > LARGEST_ADAPTER:
+            if member.size > (LARGEST_CONFIG if name == ADAPTER_CONFIG else LARGEST_ADAPTER):
                 raise ValueError("the adapter is too large")
             with (directory / name).open("wb") as copy:
                 shutil.copyfileobj(file, copy)
@@ -523,8 +560,7 @@ class TinkerEngine(RemotePolicyEngine):
             reply = await sampler.sample_async(prompt, 1, params)
             sequence = reply.sequences[0]
             tokens, logprobs = list(sequence.tokens), sequence.logprobs
-            is_complete = tokens and logprobs is not None and len(tokens) == len(logprobs)
-            if not is_complete or not all(map(math.isfinite, logprobs)):
+            if logprobs is None or not can_be_sampled(tokens, logprobs, generation.max_tokens):
                 raise OsmosisError(
                     f"{self._learner.server.place} sampled tokens without valid log-probabilities."
                 )

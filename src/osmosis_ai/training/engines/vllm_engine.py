@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 import secrets
 import shlex
@@ -48,7 +47,7 @@ from osmosis_ai.llm.transport import connection_failure, open_session
 from osmosis_ai.processes.service import Service, ServiceDiedError, ServiceSpec, free_port
 from osmosis_ai.sandbox.gpus import VISIBLE_ENV
 from osmosis_ai.training.engines.adapter_upload import ADAPTER_FILES, UPLOADS
-from osmosis_ai.training.engines.policy_engine import RemoteModel, RemotePolicyEngine
+from osmosis_ai.training.engines.policy_engine import RemoteModel, RemotePolicyEngine, can_be_sampled
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
@@ -168,6 +167,10 @@ class _TransientError(NetworkError):
     """A retry may help; it gives the same tokens, which depend on the seed alone."""
 
 
+class _FailedError(_TransientError):
+    """The server answered, and repeatedly failed."""
+
+
 class _RefusedError(OsmosisError):
     status: int
 
@@ -279,7 +282,7 @@ class _Replica:
                 async with http.request(method, self.url + path, timeout=limit, **content) as response:
                     text = await response.text()
                     if response.status in _TRANSIENT:
-                        raise _TransientError(f"{lost}HTTP {response.status}: {text[:500]}")
+                        raise _FailedError(f"{lost}HTTP {response.status}: {text[:500]}")
                     # Another call may have loaded the adapter, or an answer was lost.
                     if response.status >= 400 and "already been loaded" not in text:
                         refused = _RefusedError(
@@ -385,7 +388,9 @@ class VllmEngine(RemotePolicyEngine):
     async def _answers(self, replica: _Replica, request: Awaitable[None]) -> bool:
         try:
             await request
-        except NetworkError as error:
+        except (NetworkError, _RefusedError) as error:
+            if isinstance(error, _RefusedError) and len(self._replicas) == 1:
+                raise
             self._lose(replica, error)
             return False
         return True
@@ -416,7 +421,7 @@ class VllmEngine(RemotePolicyEngine):
             self._assigned[rollout] = min(living, key=lambda replica: rollouts[replica])
         return self._assigned[rollout]
 
-    def _lose(self, replica: _Replica, loss: NetworkError) -> None:
+    def _lose(self, replica: _Replica, loss: OsmosisError) -> None:
         if replica.recovery is None:
             replica.loss = loss
             replica.recovery = asyncio.create_task(self._recover(replica))
@@ -462,12 +467,15 @@ class VllmEngine(RemotePolicyEngine):
         adapter = self._adapters_dir / name if name != self._base_model else None
         self._calls[name] += 1
         try:
-            reply = None
+            reply, failures = None, 0
             while reply is None:
                 replica = await self._replica_of(rollout)
                 try:
                     reply = await replica.complete(_completion_request(generation, name), adapter)
                 except NetworkError as error:  # another server gives the same tokens
+                    failures += isinstance(error, _FailedError)
+                    if failures > 1:
+                        raise  # the request is the reason
                     self._lose(replica, error)
             for emission in _emissions(generation, reply, version):
                 listener.emitted(emission)
@@ -520,8 +528,8 @@ def _emissions(generation: Generation, reply: Mapping[str, Any], version: int) -
             "vLLM did not return one log-probability and one id for each token it sampled.",
             hint="use vLLM 0.10.2 or newer, which supports `return_token_ids`",
         )
-    if not all(map(math.isfinite, logprobs)):
-        raise OsmosisError("vLLM returned a log-probability that is not finite.")
+    if not can_be_sampled(ids, logprobs, generation.max_tokens):
+        raise OsmosisError("vLLM returned tokens or log-probabilities that are not valid.")
     read = choice.get("prompt_token_ids") or reply.get("prompt_token_ids")
     if read is not None and list(read) != list(generation.prompt):
         raise OsmosisError(

@@ -137,8 +137,11 @@ class CheckpointStore:
             shutil.rmtree(writing, ignore_errors=True)
             writing.mkdir()
             learner.save_adapter(writing / ADAPTER_DIR)
+            state = learner.state_dict()
+            if "tinker_path" in state:  # where the policy is on its server
+                described["tinker_path"] = state["tinker_path"]
             with replacing(writing / LEARNER_FILE, durable=False) as file:
-                torch.save(learner.state_dict(), file)
+                torch.save(state, file)
             write_json(writing / TRAINER_FILE, dict(trainer_state), durable=False)
             # Every copy of the adapter carries it; a server may not offer its adapter for download.
             for folder in filter(Path.is_dir, (writing, writing / ADAPTER_DIR)):

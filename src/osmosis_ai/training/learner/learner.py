@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.engine import refused_memory
 from osmosis_ai.training.learner import policy_model
 from osmosis_ai.training.learner.distributed import World, local_device, shard_frozen
@@ -314,6 +315,10 @@ class Learner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore ``state`` on every rank. If its adapter has another shape, the learner is then unusable."""
+        if "adapter" not in state:
+            raise OsmosisError(
+                'the checkpoint was saved with backend = "tinker", and its policy is on the server.'
+            )
         self.world.share(("load", state))
         self._load(state)
 

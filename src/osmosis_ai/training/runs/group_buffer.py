@@ -75,8 +75,13 @@ class GroupBuffer:
         if settings.records_groups:
             self._first_open = 0
             self._done = {position for record in records for position in (*record.groups, *record.dropped)}
+            promised = set[int]()
             for record in rewound:
-                if again := set(record.groups) - self._done:
+                again = set(record.groups) - self._done
+                if not promised.isdisjoint(again):
+                    break  # an earlier step was repeated with other groups
+                promised |= again
+                if again:
                     self._again[record.step] = sorted(again)
         self._next = 0
         self._taken_at = -math.inf
@@ -97,7 +102,7 @@ class GroupBuffer:
                 for n, group in finished.items()
                 if version - group.oldest_version > settings.max_staleness
             }
-            if not stale.keys().isdisjoint(again):
+            if any(not stale.keys().isdisjoint(promised) for promised in self._again.values()):
                 again, self._again = [], {}  # this time they were sampled earlier
             taken: dict[int, _Group] = {}
             counted, wanted = 0, len(again) or size

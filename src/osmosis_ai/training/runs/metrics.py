@@ -7,7 +7,6 @@ first, so every step occurs once.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -27,7 +26,8 @@ if TYPE_CHECKING:
 LARGEST_STEP = 2**53 - 1
 """The largest integer that every chart and JSON reader represents exactly."""
 # Sums and squares of such numbers are finite.
-_Number = Annotated[float, msgspec.Meta(gt=-1e300, lt=1e300)]
+LARGEST_VALUE = 1e300
+_Number = Annotated[float, msgspec.Meta(gt=-LARGEST_VALUE, lt=LARGEST_VALUE)]
 _Position = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_STEP)]
 
 TRAINING_REWARD = "rollout/raw_reward"
@@ -169,16 +169,25 @@ class MetricsHistory:
             raise _refused(self.path, error) from error
 
     def rewind(self, step: int) -> list[StepRecord]:
-        """Drop the records after ``step``, and a torn last line; return the dropped ones."""
+        """Drop the records after ``step``, and a torn last line; return those that are not repeated yet.
+
+        Until then they are kept in a file of their own, because a crash may come before that.
+        """
         if not self.path.exists():
             return []
-        records = list(read_history(self.path))
+        records, aside = list(read_history(self.path)), self.path.with_name(f"rewound-{self.path.name}")
         kept = [record for record in records if record.step <= step]
+        unrepeated = {
+            record.step: record for record in (*read_history(aside), *records) if record.step > step
+        }
+        dropped = [unrepeated[number] for number in sorted(unrepeated)]
         try:
+            if dropped:
+                write_atomic(aside, b"".join(record.to_line() for record in dropped))
             write_atomic(self.path, b"".join(record.to_line() for record in kept))
         except OSError as error:
             raise _refused(self.path, error) from error
-        return [record for record in records if record.step > step]
+        return dropped
 
 
 _DECODER = msgspec.json.Decoder(StepRecord)
@@ -208,8 +217,12 @@ def curves_of(records: Iterable[StepRecord]) -> dict[str, list[tuple[int, float]
 
 
 def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """Omit missing values and those that are not finite."""
-    return {key: float(value) for key, value in metrics.items() if value is not None and math.isfinite(value)}
+    """Omit missing values, those that are not finite, and larger ones than a record may have."""
+    return {
+        key: float(value)
+        for key, value in metrics.items()
+        if value is not None and abs(value) < LARGEST_VALUE
+    }
 
 
 def learning_metrics(learned: StepMetrics, learning_s: float) -> dict[str, float]:

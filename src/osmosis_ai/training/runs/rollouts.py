@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 REMOVED = "removed"
 TRUNCATED = "truncated"
+_LARGEST_REWARD = 1e100
 _TIMEOUT = RolloutErrorCategory.TIMEOUT.value
 # The slowness of a grader or a server is no property of the policy.
 _AGENT_SOURCES = frozenset({"agent", "provider"})
@@ -60,11 +61,16 @@ class Sample:
 
     @property
     def reward(self) -> float | None:
-        return self.record.reward if self.record.status == "success" else None
+        return bounded(self.record.reward) if self.record.status == "success" else None
 
     @property
     def unscored_because(self) -> str | None:
         return None if self.reward is not None else cause_of(self.record)
+
+
+def bounded(reward: float | None) -> float | None:
+    """Return a reward whose variance can be computed; None for another one."""
+    return reward if reward is not None and abs(reward) <= _LARGEST_REWARD else None
 
 
 def cause_of(record: TerminalRecord) -> str:
@@ -93,9 +99,7 @@ class RolloutSampler:
                 reward, grader = None, running.grader
                 if grader is not None and grader.status.value == "success" and grader.sample is not None:
                     reward = grader.sample.reward
-                if reward is not None and not math.isfinite(reward):
-                    reward = None
-                samples[running.attempt] = Sample(record, bridge.take(record.rollout_id), reward)
+                samples[running.attempt] = Sample(record, bridge.take(record.rollout_id), bounded(reward))
 
             def unrecorded(self, rollout_id: str, usage: RolloutUsage) -> None:
                 bridge.discard(rollout_id)

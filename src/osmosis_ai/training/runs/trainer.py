@@ -149,6 +149,8 @@ class Trainer:
 
     async def _run_through_losses(self) -> TrainingSummary:
         """Run; after a lost session, continue from the last checkpoint as long as steps get done in between."""
+        from osmosis_ai.training.learner.checkpoints import checkpoints_in
+
         losses = 0
         while True:
             before = self._last_step()
@@ -160,9 +162,9 @@ class Trainer:
                 if not is_lost or self._stop_requested or losses > SESSION_LOSSES:
                     raise
                 pause_s = LOSS_PAUSE_S * 4 ** (losses - 1)
-                self.hooks.note(
-                    f"{error.message} The run continues from its last checkpoint in {pause_s:g} s."
-                )
+                has_checkpoint = bool(checkpoints_in(self._directory.checkpoints))
+                then = "continues from its last checkpoint" if has_checkpoint else "starts again"
+                self.hooks.note(f"{error.message.rstrip('.')}. The run {then} in {pause_s:g} s.")
             await asyncio.sleep(pause_s)
 
     def _last_step(self) -> int:
@@ -199,7 +201,12 @@ class Trainer:
         from osmosis_ai.training.learner.policy_model import model_source
 
         model_path, settings = self.spec.model_path, self.spec.settings
-        model_source(model_path, allow_download=settings.allow_download, weights=False)
+        try:
+            model_source(model_path, allow_download=settings.allow_download, weights=False)
+        except OsmosisError:
+            if settings.backend == "tinker":  # raises if the server lacks the model, too
+                self.make_learner(self.spec).close()
+            raise
         support = _support_on_device(self.spec)
         support.require()
         settings = support.settings
@@ -310,6 +317,8 @@ class Trainer:
         hooks.stage(f"loading the model {spec.model_path}")
         learner = await ranks.run_blocking(lambda: self.make_learner(spec))
         stack.callback(learner.close)
+        if settings.backend == "tinker":
+            hooks.stage(f"training on {learner}")
         plan = self._support.plan
         # The run may start from an adapter with other target weights than the settings.
         if plan is not None and plan.trainable_parameters == learner.trainable_parameters:
@@ -454,6 +463,11 @@ class Trainer:
         hooks.stage("comparing the log-probabilities of engine and learner")
         longest = min(settings.max_prompt_length, engine.model.config.max_positions - 1)
         prompts = probe_prompts(rows.training.values(), chat, longest=longest)
+        if not prompts:
+            raise OsmosisError(
+                f"No prompt fits: prompts may have at most {longest} tokens.",
+                hint="increase [training].max_prompt_length, or the server's context length",
+            )
         found = await probe(engine, learner, prompts, settings)
         is_own = settings.vllm_command is not None and "--dtype" not in settings.vllm_args
         float32 = str(learner.device) == "cpu" and (is_own or settings.policy_engine != "vllm")

@@ -161,7 +161,7 @@ class AdvancedSection(ConfigSection):
         "URL of a running vLLM server, or of several, without /v1; each needs access to the run's directory, or the "
         "middleware that receives adapters",
     )
-    vllm_replicas: Annotated[Count, MAY_CHANGE] = setting(
+    vllm_replicas: Annotated[int, Field(ge=1, le=64), MAY_CHANGE] = setting(
         1, "number of vLLM servers that the run starts; they share the GPUs that the learner does not use"
     )
     vllm_command: Annotated[str | list[str] | None, MAY_CHANGE] = setting(
@@ -202,7 +202,7 @@ class AdvancedSection(ConfigSection):
     # the run
     seed: CountOrZero = setting(0, "random seed for data order, sampling and the adapter's initial weights")
     max_steps: Annotated[Count | None, MAY_CHANGE] = setting(None, "stop after this many steps")
-    max_staleness: CountOrZero = setting(
+    max_staleness: Annotated[int, Field(ge=0, le=100)] = setting(
         0,
         "maximum number of updates between sampling a token and learning from it; groups with older tokens are dropped",
     )

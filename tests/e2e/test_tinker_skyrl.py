@@ -74,8 +74,8 @@ def python(tmp_path_factory) -> Path:
 class SkyRL:
     """A server that can be killed and started again; its database and checkpoints stay."""
 
-    def __init__(self, python: Path, directory: Path) -> None:
-        self._python, self._directory = python, directory
+    def __init__(self, python: Path, directory: Path, **limits: int) -> None:
+        self._python, self._directory, self._limits = python, directory, {**LIMITS, **limits}
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -90,7 +90,7 @@ class SkyRL:
             "--base-model": "osmosis/tiny",
             "--base-model-checkpoint-path": str(MODEL_DIR),
             "--backend": "jax",
-            "--backend-config": json.dumps(LIMITS),
+            "--backend-config": json.dumps(self._limits),
             "--host": "127.0.0.1",
             "--port": str(self.port),
             "--database-url": f"sqlite:///{self._directory / 'skyrl.db'}",
@@ -182,6 +182,19 @@ def undisturbed(skyrl, tmp_path_factory) -> dict[int, float]:
     run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
     asyncio.run(trainer(run_dir, settings_for(skyrl)).run())
     return rewards(run_dir)
+
+
+def test_a_closed_learner_frees_its_adapter(python, tmp_path):
+    server = SkyRL(python, tmp_path, max_lora_adapters=3)
+    server.start()
+    try:
+        settings = TrainingSettings(**settings_for(server))
+        for number in range(5):
+            learner = TinkerLearner(TinkerServer(settings, "osmosis/tiny", None), settings, f"run-{number}")
+            assert learner.client.model_id
+            learner.close()
+    finally:
+        server.kill()
 
 
 async def test_a_run_learns_to_use_the_tool(skyrl, tmp_path):

@@ -41,13 +41,13 @@ def test_names_of_a_model(maze: Maze) -> None:
 @pytest.mark.parametrize(
     ("reference", "name", "reason"),
     [
-        ("kestrel", "copper-step-20", "(best of 2 validations)"),
-        ("kestrel@best", "copper-step-20", "(best of 2"),
+        ("kestrel", "copper-step-20", "(best, selected among 2 validations)"),
+        ("kestrel@best", "copper-step-20", "(best, sel"),
         ("kestrel@last", "copper-step-40", "(last, step 40)"),
         ("kestrel@40", "copper-step-40", "(step 40)"),
         ("copper", "copper-step-40", "(last, step 40)"),
         ("kestrel@30", None, "kestrel@last, kestrel@STEP (20, 40), or kestrel@best if"),
-        ("kestrel@", "copper-step-20", "(best of 2"),
+        ("kestrel@", "copper-step-20", "(best, sel"),
         ("copper@best", None, "copper@STEP (20, 40)"),
         ("copper-step-30", None, "did you mean copper-step-20 or "),
         ("kestrelx", None, "did you mean kestrel or kestrel-step-20?"),

@@ -526,7 +526,7 @@ def test_warnings_are_shown_while_watching_and_a_collapsed_run_is_not_deployed(m
     maze.post("/models/copper-step-20/deploy").respond(json={"id": "lo_1", "status": "active"})
     maze.get("/models/copper-step-20").respond(404, json={"error": "not found"})
     deployed = maze.osmosis("model", "deploy", "kestrel", "--json").json["message"]
-    assert "(best of 2 validations of a run that became worse)" in deployed
+    assert "(best, selected among 2 validations of a run that became worse)" in deployed
     watched = maze.osmosis("train", "watch", "kestrel", "--plain")
     assert "warning: step 31: 62% of the groups have equal rewards" in watched.err
     assert "model deploy" not in watched.out

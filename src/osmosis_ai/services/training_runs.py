@@ -235,7 +235,7 @@ def find_checkpoint(client: PlatformClient, reference: str) -> tuple[str, str]:
         choices["last"] = curves.checkpoints[-1].name, f"last, step {curves.checkpoints[-1].step}"
     if (found := curves.best_checkpoint()) is not None:
         of_run = " of a run that became worse" if curves.collapsed else ""
-        choices["best"] = found[0].name, f"best of {found[1]} validations{of_run}"
+        choices["best"] = found[0].name, f"best, selected among {found[1]} validations{of_run}"
     # The last policy of a run that collapsed is deployed only by its name.
     which = which or ("best" if "best" in choices or curves.collapsed else "last")
     chosen = choices.get(which)

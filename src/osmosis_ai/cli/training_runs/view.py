@@ -220,7 +220,7 @@ def _checkpoints(curves: TrainingCurves) -> Iterator[Sequence[str]]:
     """Yield the best and the last checkpoint, or with ``--verbose`` all of them."""
     found, last = curves.best_checkpoint(), curves.checkpoints[-1] if curves.checkpoints else None
     best, count = found or (None, 0)
-    selected = f"best of {count} validations"
+    selected = f"best (selected among {count} validations)"
     hidden = 0
     for saved in curves.checkpoints:
         marks = [mark for mark, marked in ((selected, best), ("last", last)) if saved == marked]

@@ -1,7 +1,8 @@
 """How much slow attempts delay the steps of a training run, with groups sampled ahead and without.
 
 Each run trains `osmosis/tiny` on the multiply rollout; in every second run, some attempts sleep in the agent. The first step,
-which fills caches, does not count.
+which fills caches, does not count. ``slow_steps`` is how many undelayed steps an attempt sleeps: above max_staleness, its
+group is too old when it ends, and is dropped.
 """
 
 from __future__ import annotations
@@ -50,9 +51,8 @@ def main() -> None:
                 row = event_loop.run(timed(spec, folder / f"run-{max_staleness}-{share}"))
                 without = without or row["step_s"]
                 ratio = round(row["step_s"] / without, 3)
-                rows.append(
-                    {"max_staleness": max_staleness, "slow": share, **row, "of_its_time_without": ratio}
-                )
+                asleep = {"slow": share, "slow_steps": round(given.sleep / without, 1) if share else 0}
+                rows.append({"max_staleness": max_staleness, **asleep, **row, "of_its_time_without": ratio})
     report(given, rows)
 
 

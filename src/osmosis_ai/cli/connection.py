@@ -9,15 +9,15 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.results import Column, ListResult, json_item
+from osmosis_ai.cli.output.results import Column, ListResult
 
 if TYPE_CHECKING:
     from osmosis_ai.api.capabilities import Capability
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.models.base import Page
+    from osmosis_ai.api.models.base import Page, WireModel
     from osmosis_ai.services.context import PlatformContext
 
-T = TypeVar("T")
+T = TypeVar("T", bound="WireModel")
 
 
 @contextmanager
@@ -71,13 +71,13 @@ def list_result(
     listing: Page[T],
     *,
     columns: Sequence[Column],
-    item: Callable[[T], Mapping[str, Any]] = json_item,
+    item: Callable[[T], Mapping[str, Any]] | None = None,
     extra: Mapping[str, Any] | None = None,
     hints: Sequence[str] = (),
     title: str = "",
 ) -> ListResult:
     return ListResult(
-        items=[item(each) for each in listing.items],
+        items=[item(each) if item is not None else each.printed() for each in listing.items],
         columns=columns,
         total_count=listing.total_count,
         has_more=listing.has_more,

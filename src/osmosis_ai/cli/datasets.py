@@ -188,7 +188,6 @@ def upload(
     """
     from osmosis_ai.services.datasets import (
         IN_PROGRESS,
-        dataset_item,
         follow_check,
         upload_dataset,
         wait_until_checked,
@@ -213,7 +212,7 @@ def upload(
                 )
         if wait or not overwrite:  # A dataset that is being replaced has its former size until it is checked.
             warn_of_size(dataset, report, output.warn)
-        resource = {**dataset_item(dataset), **context.resource()}
+        resource = {**dataset.printed(), **context.resource()}
     name = dataset.file_name or file.stem
     steps = [("View", dataset.platform_url)] if dataset.platform_url else []
     if dataset.status in IN_PROGRESS:
@@ -271,13 +270,12 @@ def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
         osmosis dataset list
         osmosis dataset list --all --json
     """
-    from osmosis_ai.services.datasets import dataset_item, list_datasets
+    from osmosis_ai.services.datasets import list_datasets
 
     with platform_context() as context, current().status("Fetching datasets"):
         listing = list_datasets(context.client, limit=limit, everything=everything)
         return list_result(
             listing,
-            item=dataset_item,
             columns=(
                 Column("Name", "file_name", keep=True),
                 Column("Status", "status"),
@@ -296,7 +294,7 @@ def info(name: NameArgument) -> DetailResult:
     Examples:
         osmosis dataset info multiply
     """
-    from osmosis_ai.services.datasets import dataset_item, get_dataset
+    from osmosis_ai.services.datasets import get_dataset
 
     with platform_context() as context, current().status("Fetching dataset"):
         dataset = get_dataset(context.client, name)
@@ -304,7 +302,7 @@ def info(name: NameArgument) -> DetailResult:
     if dataset.status == "error" or dataset.upload_error:
         hints.append(f"See logs with: osmosis dataset logs {dataset.file_name or dataset.id}")
     return DetailResult(
-        data={**dataset_item(dataset), **context.resource()},
+        data={**dataset.printed(), **context.resource()},
         title="Dataset",
         rows=[
             ("File", dataset.file_name),
@@ -346,13 +344,13 @@ def preview(
     Examples:
         osmosis dataset preview multiply --rows 10
     """
-    from osmosis_ai.services.datasets import dataset_item, preview_dataset
+    from osmosis_ai.services.datasets import preview_dataset
 
     with platform_context() as context, current().status("Fetching preview"):
         found = preview_dataset(context.client, name, rows=rows)
         return DetailResult(
             data={
-                "dataset": dataset_item(found.dataset),
+                "dataset": found.dataset.printed(),
                 "rows": found.rows,
                 "requested_rows": rows,
                 "returned_rows": len(found.rows),
@@ -422,7 +420,7 @@ def download(
     Examples:
         osmosis dataset download multiply -o data/
     """
-    from osmosis_ai.services.datasets import dataset_item, download_dataset
+    from osmosis_ai.services.datasets import download_dataset
 
     with platform_context() as context:
         dataset, path = download_dataset(
@@ -435,7 +433,7 @@ def download(
         return OperationResult(
             operation="dataset.download",
             message=f"Dataset downloaded: {path}",
-            resource={**dataset_item(dataset), "output_path": str(path), **context.resource()},
+            resource={**dataset.printed(), "output_path": str(path), **context.resource()},
         )
 
 

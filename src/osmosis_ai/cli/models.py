@@ -90,7 +90,7 @@ def _base_models(client: PlatformClient, limit: int, everything: bool) -> ListRe
 
 
 def _lora_models(client: PlatformClient, limit: int, everything: bool) -> ListResult:
-    from osmosis_ai.services.models import can_be_deployed, list_lora_models, lora_item
+    from osmosis_ai.services.models import list_lora_models
 
     listing = list_lora_models(client, limit=limit, everything=everything)
     columns = [
@@ -101,7 +101,7 @@ def _lora_models(client: PlatformClient, limit: int, everything: bool) -> ListRe
         Column("Training reward", value=lambda item: formats.number(item["reward"]), right=True),
         Column("Created", "created_at"),
     ]
-    if any(map(can_be_deployed, listing.items)):
+    if any(each.can_be_deployed for each in listing.items):
         columns.append(
             Column("Deployment", value=lambda item: Status(item.get("deployment_status") or _NEVER))
         )
@@ -111,7 +111,12 @@ def _lora_models(client: PlatformClient, limit: int, everything: bool) -> ListRe
         extra = {"active_deployments": active, "max_active_deployments": maximum}
         hints = [f"Deployed: {active}" + (f" of {maximum}" if maximum is not None else "")]
     return list_result(
-        listing, item=lora_item, columns=columns, extra=extra, hints=hints, title="LoRA models"
+        listing,
+        item=lambda model: model.printed(in_list=True),
+        columns=columns,
+        extra=extra,
+        hints=hints,
+        title="LoRA models",
     )
 
 
@@ -122,7 +127,7 @@ def info(model: LoraArgument) -> DetailResult:
     Examples:
         osmosis model info keen-owl-2-step-40
     """
-    from osmosis_ai.services.models import get_lora_model, lora_detail
+    from osmosis_ai.services.models import get_lora_model
 
     with platform_context() as context:
         with current().status("Fetching model"):
@@ -133,16 +138,14 @@ def info(model: LoraArgument) -> DetailResult:
             _request(found, context.client.platform_url),
         ]
         return DetailResult(
-            data={"lora_model": lora_detail(found), **page, **context.resource()},
+            data={"lora_model": found.printed(), **page, **context.resource()},
             blocks=[Text("\n\n".join("\n".join(lines) for lines in sections if lines), in_plain=True)],
             hints=next_block(_next_steps(found)),
         )
 
 
 def _facts(model: LoraModel) -> Iterator[tuple[str, str]]:
-    from osmosis_ai.services.models import can_be_deployed
-
-    if can_be_deployed(model):
+    if model.can_be_deployed:
         yield "Deployment", model.deployment_status or _NEVER
         if model.deployed_at is not None:
             by = f" by {model.deployed_by}" if model.deployed_by else ""
@@ -180,10 +183,8 @@ def _request(model: LoraModel, platform_url: str) -> list[str]:
 
 
 def _next_steps(model: LoraModel) -> Iterator[tuple[str, str]]:
-    from osmosis_ai.services.models import can_be_deployed
-
     name = quote(model.model_name or model.id)
-    if can_be_deployed(model):
+    if model.can_be_deployed:
         verb = "undeploy" if model.deployment_status == _ACTIVE else "deploy"
         yield f"{verb} the model", f"osmosis model {verb} {name}"
     yield "download the adapter", f"osmosis model download {name}"

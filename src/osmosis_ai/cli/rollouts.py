@@ -108,7 +108,7 @@ def list_(
     Examples:
         osmosis rollout list --branch main
     """
-    from osmosis_ai.services.rollouts import list_rollouts, rollout_item
+    from osmosis_ai.services.rollouts import list_rollouts
 
     with platform_context() as context, current().status("Fetching rollouts"):
         listing = list_rollouts(context.client, branch=branch, limit=limit, everything=everything)
@@ -116,7 +116,6 @@ def list_(
         current().warn(f"The rollouts may be out of date: {listing.sync_error}", "GIT_SYNC_FAILED")
     return list_result(
         listing,
-        item=rollout_item,
         columns=(
             Column("Name", "name", keep=True),
             Column("Active", "is_active"),

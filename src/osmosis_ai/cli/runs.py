@@ -40,7 +40,6 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.hooks import ProgressSnapshot
 from osmosis_ai.evaluation.run_log import with_attempt
 from osmosis_ai.llm.replies import FlaggedFinish
-from osmosis_ai.services.datasets import dataset_item
 from osmosis_ai.services.eval_runs.local_runs import follow_local_log, local_log
 from osmosis_ai.services.eval_runs.show import WantedSamples
 from osmosis_ai.services.log_following import none_of_level
@@ -668,7 +667,7 @@ def _check(context: PlatformContext, submission: submits.PreparedSubmit) -> Oper
     return OperationResult(
         operation=f"{kind}.check",
         message=message,
-        resource={**resource, "dataset": dataset_item(dataset), **context.resource()},
+        resource={**resource, "dataset": dataset.printed(), **context.resource()},
         next_steps=[*lists, *formats.next_block([(submit, f"osmosis {kind} submit {shown}")])],
         next_steps_structured=[{"action": f"{kind}_submit", "config": shown}],
     )

@@ -39,7 +39,6 @@ def list_(
     page = listing.platform_url
     return list_result(
         listing,
-        item=secrets.secret_item,
         title="Secrets",
         columns=[
             Column("Name", "name", keep=True),
@@ -105,7 +104,7 @@ def set_(
     return OperationResult(
         operation="secret.set",
         message=f'Secret "{name}" saved in {chosen} scope.',
-        resource={**secrets.secret_item(saved), **context.resource()},
+        resource={**saved.printed(), **context.resource()},
         next_steps=[f"View secrets: {page}"] if page else [],
         next_steps_structured=[{"action": "view_secrets", "url": page}] if page else [],
     )

@@ -66,12 +66,6 @@ _EXTENSIONS = ("jsonl", "csv", "json", "parquet")
 _COMPLETE_PARTS_TIMEOUT_S = 120.0
 _LOCK_TIMEOUT_S = 3600.0
 _KEPT_S = 7 * 86400.0
-_SHOWN = frozenset(
-    {
-        *("id", "file_name", "file_size", "status", "file_format", "original_file_format", "row_count"),
-        *("original_file_size", "creator_name", "created_at", "updated_at"),
-    }
-)
 
 
 def list_datasets(client: PlatformClient, *, limit: int, everything: bool) -> DatasetList:
@@ -86,12 +80,6 @@ def get_dataset(client: PlatformClient, name_or_id: str) -> Dataset:
 def dataset_log(client: PlatformClient, name: str) -> Callable[[int, str | None], LogPage]:
     """Return a function that gets one page of a dataset's validation log; see ``PlatformClient.log_pages``."""
     return client.log_pages(f"{_DATASETS}/{segment(name)}/logs")
-
-
-def dataset_item(dataset: Dataset) -> dict[str, Any]:
-    """Return a dataset as the JSON output shows it, with ``platform_url`` only if it has a page."""
-    keys = {*_SHOWN, "platform_url"} if dataset.platform_url else {*_SHOWN}
-    return dataset.model_dump(mode="json", include=keys)
 
 
 class DatasetPreview(NamedTuple):

@@ -134,11 +134,6 @@ def _is_base_of(client: PlatformClient, base: str, name: str) -> bool:
     return f"{base}:{name}" == found.inference_model or base == found.base_model
 
 
-def can_be_deployed(model: LoraModel) -> bool:
-    """Tell whether the platform can serve an adapter: only then does its reply contain a status, even if null."""
-    return "deployment_status" in model.model_fields_set
-
-
 def inference_url(platform_url: str) -> str:
     """Return the URL of deployed adapters: a host of its own on the hosted platform, otherwise the platform itself.
 
@@ -146,17 +141,6 @@ def inference_url(platform_url: str) -> str:
     """
     hosted = HOSTED_INFERENCE_URL if platform_url == DEFAULT_PLATFORM_URL else platform_url
     return f"{(os.environ.get(INFERENCE_URL_ENV) or hosted).rstrip('/')}{INFERENCE_PATH}"
-
-
-def lora_item(model: LoraModel) -> dict[str, Any]:
-    """Return a listed adapter as JSON."""
-    return lora_detail(model, "hf_upload_status", "hf_url", "uploaded_by", "inference_model")
-
-
-def lora_detail(model: LoraModel, *hidden: str) -> dict[str, Any]:
-    """Return an adapter as JSON; without the keys of a deployment if the platform cannot serve it."""
-    absent = () if can_be_deployed(model) else ("deployment_status", "deployed_at", "deployed_by")
-    return model.model_dump(mode="json", exclude={"platform_url", "is_internal_user", *hidden, *absent})
 
 
 @dataclass(frozen=True)

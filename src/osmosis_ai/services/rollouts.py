@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.api.models.rollouts import (
     RegisteredRolloutServer,
-    Rollout,
     RolloutList,
     RolloutServerList,
     RolloutServerRegistration,
@@ -60,11 +59,6 @@ def list_rollouts(client: PlatformClient, *, branch: str | None, limit: int, eve
     """Return the rollouts of ``branch`` (default: the default branch)."""
     pages = client.pages("/api/cli/rollouts", RolloutList, branch=branch)
     return fetch_listing(pages, limit=limit, everything=everything)
-
-
-def rollout_item(rollout: Rollout) -> dict[str, Any]:
-    """Return a rollout as the JSON output shows it."""
-    return rollout.model_dump(mode="json", exclude={"description", "last_synced_at"})
 
 
 def agent_key() -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 from osmosis_ai.api.capabilities import Capability
 from osmosis_ai.api.client import PlatformClient
@@ -130,12 +130,6 @@ def require_secret(client: PlatformClient, name: str, scope: Scope) -> None:
 
 def delete_secret(client: PlatformClient, name: str, scope: Scope) -> None:
     client.delete(_SECRETS, SecretDeleteRequest(name=check_name(name), scope=_ON_THE_WIRE[scope]))
-
-
-def secret_item(secret: Secret) -> dict[str, Any]:
-    """Return a secret as the JSON output shows it, without its value."""
-    item = secret.model_dump(mode="json", exclude={"platform_url"})
-    return {**item, "scope": "personal" if secret.scope == "user" else secret.scope}
 
 
 def _exists(client: PlatformClient, name: str, scope: Scope) -> bool:

@@ -185,7 +185,7 @@ class DescribedTraining(DescribedRun):
             "training_run": {**own, "notes": run.notes},
             "validation": _headline(self.curves),
             **({"platform_url": run.platform_url} if run.platform_url else {}),
-            "checkpoints": [checkpoint_item(checkpoint) for checkpoint in self.checkpoints],
+            "checkpoints": [checkpoint.printed() for checkpoint in self.checkpoints],
             "in_progress": self.in_progress,
             "metrics": metrics_document(self) if self.metrics is not None else None,
         }
@@ -270,10 +270,6 @@ def run_item(row: wire.TrainingRunRow) -> dict[str, Any]:
         (row.rollout.id, row.rollout.name) if row.rollout else None,
     ]
     return {**_own_fields(row, names), "summary": run_summary(row)}
-
-
-def checkpoint_item(checkpoint: wire.Checkpoint) -> dict[str, Any]:
-    return checkpoint.model_dump(mode="json", exclude={"size"})
 
 
 def run_summary(run: wire.TrainingRun) -> dict[str, Any]:

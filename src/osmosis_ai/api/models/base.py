@@ -38,6 +38,10 @@ class WireModel(BaseModel):
         found = {name: getattr(row, name) for name in cls.model_fields if hasattr(row, name)} | more
         return cls(**{name: value for name, value in found.items() if nulls or value is not None})
 
+    def printed(self) -> dict[str, Any]:
+        """Return the JSON object that commands print."""
+        return self.model_dump(mode="json")
+
     def to_wire(self) -> dict[str, Any]:
         """Return the JSON object to send: only the fields that were set."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)

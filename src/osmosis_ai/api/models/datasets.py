@@ -88,6 +88,12 @@ class Dataset(WireModel):
     upload: UploadInstructions | None = None
     upload_error: str | None = None
 
+    def printed(self) -> dict[str, Any]:
+        hidden = {"data_preview", "is_internal_user", "upload", "upload_error"}
+        return self.model_dump(
+            mode="json", exclude=hidden if self.platform_url else {*hidden, "platform_url"}
+        )
+
 
 class DatasetCompleteRequest(WireModel):
     file_extension: str

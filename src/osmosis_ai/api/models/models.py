@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
 from osmosis_ai.api.models.base import Page, Timestamp, WireModel
@@ -40,6 +42,19 @@ class LoraModel(WireModel):
     inference_model: str | None = None
     platform_url: str | None = None
     is_internal_user: bool = False
+
+    @property
+    def can_be_deployed(self) -> bool:
+        """Whether the platform can serve it: only then does its reply contain a status, even if null."""
+        return "deployment_status" in self.model_fields_set
+
+    def printed(self, *, in_list: bool = False) -> dict[str, Any]:
+        hidden = {"platform_url", "is_internal_user"}
+        if in_list:
+            hidden |= {"hf_upload_status", "hf_url", "uploaded_by", "inference_model"}
+        if not self.can_be_deployed:
+            hidden |= {"deployment_status", "deployed_at", "deployed_by"}
+        return self.model_dump(mode="json", exclude=hidden)
 
 
 class LoraModelList(Page[LoraModel]):

@@ -5,7 +5,7 @@ Operators register remote agents. The keys of agents are write-only.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -21,6 +21,9 @@ class Rollout(WireModel):
     last_synced_at: Timestamp | None = None
     repo_full_name: str | None = None
     created_at: Timestamp | None = None
+
+    def printed(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", exclude={"description", "last_synced_at"})
 
 
 class RolloutList(Page[Rollout]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
 from osmosis_ai.api.models.base import Page, Timestamp, WireModel
@@ -29,6 +31,10 @@ class Secret(WireModel):
     creator_name: str | None = None
     updater_name: str | None = None
     platform_url: str | None = None
+
+    def printed(self) -> dict[str, Any]:
+        item = self.model_dump(mode="json", exclude={"platform_url"})
+        return {**item, "scope": "personal" if self.scope == "user" else self.scope}
 
 
 class SecretList(Page[Secret]):

@@ -185,6 +185,9 @@ class Checkpoint(WireModel):
     created_at: Timestamp | None = None
     size: Counted = None
 
+    def printed(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", exclude={"size"})
+
 
 class CheckpointList(WireModel):
     training_run_name: str | None = None

@@ -115,12 +115,6 @@ def cell_of(key: str, value: Any) -> Cell:
     return value if isinstance(value, Cell) else formats.one_line(str(value))
 
 
-def json_item(model: Any) -> Mapping[str, Any]:
-    """Return a pydantic model as its JSON object."""
-    item: Mapping[str, Any] = model.model_dump(mode="json")
-    return item
-
-
 # -- blocks: shown on a terminal, in plain mode only with ``in_plain``, never in JSON ------------
 
 

@@ -379,7 +379,7 @@ def checkpoints(run: options.RunArgument) -> ListResult:
     """
     from osmosis_ai.cli.training_runs.view import CHECKPOINT_COLUMNS
     from osmosis_ai.services.runs.lifecycle import list_checkpoints
-    from osmosis_ai.services.training_runs import checkpoint_item, require_platform_run
+    from osmosis_ai.services.training_runs import require_platform_run
 
     require_platform_run(run, "osmosis train checkpoints")
     with platform_context() as context, current().status("Fetching checkpoints"):
@@ -390,7 +390,7 @@ def checkpoints(run: options.RunArgument) -> ListResult:
             ("deploy the last checkpoint", f"osmosis model deploy {quote(f'{run}@last')}"),
         ]
         return ListResult(
-            items=[checkpoint_item(checkpoint) for checkpoint in saved.checkpoints],
+            items=[checkpoint.printed() for checkpoint in saved.checkpoints],
             columns=CHECKPOINT_COLUMNS,
             extra={"training_run_name": saved.training_run_name, **context.resource()},
             hints=next_block(steps) if names else (),

@@ -290,7 +290,7 @@ def test_all_errors_of_a_decide_file_are_in_one_report() -> None:
         "decide.slices": (4, 'names "a" twice', None),
         "decide.reward_range": (5, "must be the lowest and the highest reward, such as [0, 1]", None),
         "min.pas_rate": (7, "Unrecognized metric", "pass_rate"),
-        "min.pass_rate": (8, "is a share, from 0 to 1: write 80% as 0.8", None),
+        "min.pass_rate": (8, "is a share, from 0 to 1: write 60% as 0.6", None),
         "min.reward": (9, 'must be a number, got "1"', None),
         "min.pass@0": (10, "Unrecognized metric", "pass@1"),
         "max.unscored": (12, "must be a number, got true", None),

@@ -89,7 +89,9 @@ def limit_problem(metric: Metric, limit: float) -> str | None:
     if not math.isfinite(limit):
         return "must be a finite number"
     if metric.scale == "share" and not 0 <= limit <= 1:
-        return "is a share, from 0 to 1: write 80% as 0.8"
+        return "is a share, from 0 to 1" + (
+            f": write {limit:g}% as {limit / 100:g}" if 1 < limit <= 100 else ""
+        )
     if metric.scale == "amount" and limit < 0:
         return f"is never below 0, got {limit:g}"
     return None

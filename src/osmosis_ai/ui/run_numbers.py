@@ -180,6 +180,11 @@ def sample_counts(estimates: Estimates, rows: RowsDrawn | None) -> Iterator[tupl
     if rows is not None:
         yield "Rows", rows.words
     yield "Scored", f"{counts.scored:,} of {counts.planned:,} planned"
+    if counts.pending:
+        yield (
+            "Pending",
+            f"{amount(counts.pending, 'attempt')}; the numbers so far favor attempts that end quickly",
+        )
     if counts.unscored:
         yield "Unscored", format_counts(counts.unscored)
     if counts.failed_by_boundary:

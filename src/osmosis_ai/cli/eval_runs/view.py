@@ -74,8 +74,6 @@ def finished_message(summary: RunSummary) -> str:
 
 def result_blocks(summary: RunSummary, by_slice: Sequence[RunSlice]) -> list[Block]:
     session: list[tuple[str, str]] = []
-    if summary.pending:
-        session.append(("Pending", formats.count(summary.pending)))
     verbose = current().verbose
     if summary.failures and not verbose:
         record = summary.failures[0]
@@ -156,6 +154,8 @@ def _main_numbers(estimates: Estimates) -> Iterator[str]:
 
 
 def _number(label: str, value: str, interval: str, meaning: str) -> str:
+    if interval.startswith("none: "):
+        meaning, interval = f"{meaning} (no interval: {interval.removeprefix('none: ')})", formats.MISSING
     return f"  {label:<10}{value:>9}{interval:>18}     {meaning}"
 
 
@@ -346,8 +346,6 @@ def _numbers_of(described: DescribedEvaluation, *, rows: RowsDrawn | None = None
         yield Section("Results", [*_results(described), *_spread(described)])
     elif overview is None or overview.total_samples != 0:
         more: list[tuple[str, str]] = []
-        if estimates.counts.pending:
-            more.append(("Pending", formats.count(estimates.counts.pending)))
         if overview is not None and overview.duration_ms is not None and current().verbose:
             more.append(("Duration", formats.duration(overview.duration_ms / 1000)))
         yield from number_blocks(estimates, rows, more)

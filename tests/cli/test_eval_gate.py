@@ -361,6 +361,10 @@ def test_markdown_and_junit(runs: Maze, monkeypatch: pytest.MonkeyPatch) -> None
         ("reward >= 0.1", ["system-out"]),
         ("pass_rate >= baseline - 5 points", ["failure"]),
     ]
+    for unclear, tags in (("fail", ["failure"]), ("pass", ["system-out"])):
+        gate(runs, "worse", "--min", "pass_rate=0.2", "--unclear", unclear, "--junit", str(junit))
+        [case] = ElementTree.parse(junit).getroot().findall("testsuite/testcase")
+        assert [part.tag for part in case] == tags
     unwritable = gate(runs, "worse", *rules, "--junit", str(runs.scratch))
     assert (unwritable.status, unwritable.out) == (1, "")
 

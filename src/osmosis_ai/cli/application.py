@@ -247,15 +247,16 @@ def _near_options(option: str, known: Sequence[str]) -> list[str]:
 def _internal_failure(error: BaseException) -> Failure:
     text = str(error).strip()
     if isinstance(error, OSError) and error.strerror:
-        shown = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        message = shown = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
         hint = None
     else:
+        message = "An unexpected internal error occurred."
         shown = f"{type(error).__name__}: {text}" if text else type(error).__name__
         hint = "this is a bug in Osmosis; OSMOSIS_DEBUG=1 prints a traceback"
     return Failure(
         1,
         "INTERNAL",
-        "An unexpected internal error occurred.",
+        message,
         {"exception_type": type(error).__name__},
         hint,
         shown,

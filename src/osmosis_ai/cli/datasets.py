@@ -216,7 +216,7 @@ def upload(
     name = dataset.file_name or file.stem
     steps = [("View", dataset.platform_url)] if dataset.platform_url else []
     if dataset.status in IN_PROGRESS:
-        steps.insert(0, ("Check its status", f"osmosis dataset info {name}"))
+        steps.insert(0, ("Check its status", f"osmosis dataset info {shlex.quote(name)}"))
     structured: Mapping[str, Any] = {"action": "dataset_info", "id": dataset.id}
     if dataset.platform_url:
         structured = {"label": "View dataset", "url": dataset.platform_url}

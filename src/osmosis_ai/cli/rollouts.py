@@ -89,9 +89,9 @@ def _conflicts_with_diff(wanted: bool) -> Iterator[None]:
         from osmosis_ai.workspace.rollout_templates import join_differences
 
         shown = join_differences(conflict.details.get("differences", {})) if wanted else ""
-        if not shown:
+        if not wanted:
             raise
-        hint = "replace the files with '--force'"
+        hint = "replace the files with '--force'" if shown else "there are no differences to a new one"
         raise ConflictError(f"{conflict}\n{shown}", details=conflict.details, hint=hint) from None
 
 

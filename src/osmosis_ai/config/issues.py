@@ -189,4 +189,6 @@ def nearest(word: str, known: Iterable[str], *, most: int, cutoff: float = 0.7) 
 
     names = {folded(name): name for name in reversed(list(known))}
     begun = [name for near, name in names.items() if len(word) > 2 and near.startswith(folded(word))]
-    return begun[:most] or [names[near] for near in get_close_matches(folded(word), names, most, cutoff)]
+    return sorted(begun, key=len)[:most] or [
+        names[near] for near in get_close_matches(folded(word), names, most, cutoff)
+    ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -389,7 +390,7 @@ def require_ready(dataset: Dataset) -> Dataset:
         raise OsmosisError(
             f"Dataset `{name}` is still being processed (status `{dataset.status}`).",
             details={"id": dataset.id, "status": dataset.status},
-            hint=f"see its status with: osmosis dataset info {name}",
+            hint=f"see its status with: osmosis dataset info {shlex.quote(name)}",
         )
     raise OsmosisError(
         f"Dataset `{name}` cannot be used: its status is `{dataset.status or 'unknown'}`.",

@@ -403,7 +403,11 @@ def gate(
             blocks=[table, *(Text(_line(each)) for each in report.judgements if each.verdict != "pass")],
             details=[Table(("Rule", "Why"), met, title="Passed rules")] if met else [],
         ),
-        [JunitCase(str(each.rule), each.verdict, _why(each)) for each in report.judgements],
+        [
+            # What `--unclear` decides is no longer skipped.
+            JunitCase(str(each.rule), ended if each.verdict == report.verdict else each.verdict, _why(each))
+            for each in report.judgements
+        ],
     )
     reasons = map(_line, report.judgements) if verbose else _unseen_reasons(report)
     return OperationResult(

@@ -356,7 +356,7 @@ def _run_notes(run: RunSamples) -> list[str]:
 def _spread_notes(rows: int, negative: bool) -> list[str]:
     notes = []
     if rows < SMALL_PILOT:
-        notes.append(f"{rows} rows give an imprecise variance: its range is in brackets.")
+        notes.append(f"{rows} rows give an imprecise variance, so each design has a range.")
     if negative:
         notes.append("rows differ less than expected by chance: their part of the variance is taken as 0.")
     return notes

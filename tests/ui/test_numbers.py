@@ -11,7 +11,13 @@ from osmosis_ai.ui import numbers
 
 @pytest.mark.parametrize(
     "value, shown, percent",
-    [(0.4175, "0.418", "41.8%"), (0.4165, "0.416", "41.6%"), (1.0, "1.000", "100.0%"), (None, "–", "–")],
+    [
+        (0.4175, "0.418", "41.8%"),
+        (0.4174999999999999, "0.418", "41.8%"),
+        (0.4165, "0.416", "41.6%"),
+        (1.0, "1.000", "100.0%"),
+        (None, "–", "–"),
+    ],
 )
 def test_a_number_and_its_percentage_are_rounded_alike(value: float | None, shown: str, percent: str) -> None:
     assert (numbers.number(value), numbers.percent(value)) == (shown, percent)

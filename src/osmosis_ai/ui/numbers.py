@@ -35,8 +35,8 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def _decimal(value: float) -> Decimal | float:
-    """Return a number as written, so that 0.4175 and 41.75% round alike."""
-    return Decimal(repr(float(value))) if math.isfinite(value) else value
+    """Return a number as written, so that 0.4175, 41.75% and a mean of 0.4174999999999999 round alike."""
+    return Decimal(repr(round(float(value), 12))) if math.isfinite(value) else value
 
 
 def compact(value: float | None) -> str:

@@ -138,7 +138,9 @@ async def test_ctrl_c_and_resume(world: World) -> None:
     world.rows([f"row {row}" for row in range(12)])
     hold = asyncio.Event()
     world.model.respond = lambda body: Reply(wait_for=hold if world.model.calls > 6 else None)
-    process = await world.start("run", CONFIG, "--yes", "--json", "--max-in-flight", "2")
+    process = await world.start(
+        "run", CONFIG, "--yes", "--json", "--max-in-flight", "2", "--max-tokens", "2000000"
+    )
     await world.wait_for_records(5)
     process.send_signal(signal.SIGINT)
     out, err = await asyncio.wait_for(process.communicate(), 300)
@@ -147,6 +149,7 @@ async def test_ctrl_c_and_resume(world: World) -> None:
     assert json.loads(stopped.out)["status"] == "partial"
     assert stopped.resource["cancelled"] is True
     assert stopped.resource["stopped"]["kind"] == "interrupted"
+    assert stopped.json["next_steps_structured"][0]["command"].endswith(" --max-tokens 2000000")
 
     hold.set()
     rest = await world.run("--max-in-flight", "2")
@@ -154,6 +157,14 @@ async def test_ctrl_c_and_resume(world: World) -> None:
     assert rest.resource["run_name"] == stopped.resource["run_name"]
     assert rest.resource["resumed"] == stopped.resource["succeeded"]
     assert rest.resource["succeeded"] == 12
+
+
+@pytest.mark.e2e
+async def test_resume_of_a_run_whose_budget_is_spent(world: World) -> None:
+    world.rows([f"row {row}" for row in range(12)])
+    spent = await world.run("--max-in-flight", "1", "--max-tokens", "1")
+    assert (spent.status, spent.resource["stopped"]["kind"]) == (1, "budget")
+    assert "--max-tokens" not in spent.json["next_steps_structured"][0]["command"]
 
 
 @pytest.mark.e2e

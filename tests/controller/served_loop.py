@@ -200,7 +200,12 @@ class LoopProcess(subprocess.Popen[bytes]):
 async def main(key: str, port: int, works_on: int | None) -> None:
     runner = web.AppRunner(ServedLoop(key, works_on=works_on).app(), access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port, reuse_address=True).start()
+    while True:
+        try:
+            await web.TCPSite(runner, "127.0.0.1", port, reuse_address=True).start()
+            break
+        except OSError:  # a connection of another process may have the port of a killed agent for a while
+            await asyncio.sleep(0.5)
     print(runner.addresses[0][1], flush=True)
     await asyncio.Event().wait()
 

@@ -272,7 +272,7 @@ def test_a_remote_agent_is_killed_and_started_again(
         wait_until(lambda: recorded(services, run) >= 10)
         agent.kill()
         # `osmosis serve` registers with a new key each time.
-        with LoopProcess(f"{SERVED_KEY}-2", agent.port) as restarted:
+        with LoopProcess(f"{SERVED_KEY}-2") as restarted:
             register(restarted, f"{SERVED_KEY}-2")
             detail = ended(api, RUNS, run["name"])
     log = log_of(services, run["id"])

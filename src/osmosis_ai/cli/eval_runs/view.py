@@ -229,8 +229,21 @@ def next_steps(
         steps.append(("retry the failed attempts with unchanged code", retry))
         structured.insert(0, {"action": "retry_failed", "command": retry})
     if not summary.complete:
-        resume = shlex.join(words)
-        steps.insert(0, ("resume", resume))
+        budget = request.run.budget
+        limits = {
+            "--max-cost": budget.max_cost_usd,
+            budget.tokens_option: budget.max_tokens,
+            "--max-time": budget.max_time_s,
+        }
+        is_spent = summary.stop is not None and summary.stop.kind == "budget"
+        kept = [
+            word
+            for option, limit in limits.items()
+            if limit is not None and not is_spent
+            for word in (option, f"{limit:.12g}")
+        ]
+        resume = shlex.join([*words, *kept])
+        steps.insert(0, ("resume without a budget" if is_spent else "resume", resume))
         structured.insert(0, {"action": "resume", "command": resume})
     steps.append(("compare with another run", f"osmosis eval compare {shown} OTHER"))
     steps.append(("all metrics and provenance", f"osmosis eval info {shown} --verbose"))

@@ -128,6 +128,21 @@ def test_submit_check_refuses_a_model_before_anything_else(maze: Maze, model: st
     assert not maze.post("/training-runs/check").called
 
 
+@pytest.mark.parametrize("issues", [[{"key": "advanced.max_staleness", "message": "is bad"}], ["is bad"], []])
+def test_a_refused_setting_has_its_line(maze: Maze, issues: list[Any]) -> None:
+    text = TEXT.replace("[advanced]", "[advanced]\nmax_staleness = -1")
+    (maze.workspace.root / CONFIG).write_text(text)
+    refusal = {"error": "refused:", "code": "INVALID_CONFIG", "issues": issues}
+    maze.post("/training-runs/check").respond(400, json=refusal)
+    message = maze.osmosis("train", "submit", CONFIG, "--check", "--json").error["message"]
+    if issues and isinstance(issues[0], dict):
+        line = text.splitlines().index("max_staleness = -1") + 1
+        expected = f"  - advanced.max_staleness: must be at least 0, got -1 (line {line})"
+        assert message == f"Invalid training config: {CONFIG}\n{expected}"
+    else:
+        assert message.startswith("refused:")
+
+
 def test_submit_check_describes_model_and_steps(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
     maze.get("/datasets/maze-walks").respond(json={"id": "ds_31", "status": "uploaded", "row_count": 200})
     maze.post("/training-runs/check").respond(json={"dry_run": True, "commit_sha": "4be1c0f" * 5 + "4be1c"})

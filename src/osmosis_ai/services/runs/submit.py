@@ -329,12 +329,17 @@ def check_dataset(context: PlatformContext, submission: PreparedSubmit) -> Datas
 
 def _with_lines(error: PlatformError, config: Config, workspace: WorkspaceDirectory) -> str | None:
     """Return a refusal of settings with their lines, if all of its issues are known here."""
-    known, refused = {issue.key: issue for issue in config.doubts}, error.body.get("issues")
-    keys = [issue.get("key") for issue in refused] if isinstance(refused, list) else []
-    if not keys or not known.keys() >= set(keys):
+    refused = error.body.get("issues")
+    keys = (
+        [issue.get("key") for issue in refused if isinstance(issue, dict)]
+        if isinstance(refused, list)
+        else []
+    )
+    issues = [issue for issue in config.doubts if issue.key in keys]
+    if not issues or len(issues) < len(keys):
         return None
     shown = config.path.relative_to(workspace.root).as_posix()
-    return InvalidConfigError(config.kind.name, shown, [known[key] for key in keys]).message
+    return InvalidConfigError(config.kind.name, shown, issues).message
 
 
 def _settings_doubts(config: Config, verdict: SubmitCheck | None) -> list[str]:

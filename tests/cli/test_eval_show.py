@@ -72,12 +72,16 @@ def test_last_line_of_a_traceback(maze: Maze) -> None:
 
 
 def test_platform_command_with_a_local_run(maze: Maze) -> None:
-    maze.post("/eval-runs/fern/stop").respond(404, json={"error": "there is none"})
-    maze.get("/eval-runs").respond(json={"eval_runs": []})
-    refused = maze.osmosis("eval", "stop", "fern", "--yes")
-    assert refused.status == 1
-    said = " ".join(refused.err.split())
-    assert "'fern' is a run on this machine, not on the platform: `osmosis eval info fern` reads it" in said
+    missing = {"error": "there is no evaluation run 'fern'; see `osmosis eval list`."}
+    maze.post("/eval-runs/fern/stop").respond(404, json=missing)
+    maze.get("/eval-runs/fern").respond(404, json=missing)
+    maze.get("/eval-runs/fern/logs").respond(404, json=missing)
+    verbs = ("stop", "delete", "download", "retry", "resubmit")
+    for words in (*((verb, "fern", "--yes") for verb in verbs), ("logs", "platform:fern")):
+        error = maze.osmosis("eval", *words[:-1] if words[0] == "download" else words, "--json").error
+        assert error["code"] == "NOT_FOUND"
+        assert error["message"] == "Run 'fern' is on this machine, not on the platform."
+        assert str(maze.workspace.evals_dir / "fern") in error["hint"]
 
 
 def test_side_by_side(maze: Maze) -> None:

@@ -18,7 +18,7 @@ from osmosis_ai.api.git_identity import GitIdentity, identify_origin
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.services.names import suggestion
+from osmosis_ai.services.names import explain_local_run, suggestion
 from osmosis_ai.workspace.git import read_origin
 from osmosis_ai.workspace.layout import WorkspaceDirectory, find_workspace
 
@@ -114,7 +114,12 @@ def open_client(
                 error.hint = connect_hint(checkout.git, credentials.platform_url)
             elif error.platform_code == "ROUTE_NOT_FOUND":
                 error.hint = "this platform is older than the command; its operator can upgrade it"
-            elif error.status == 404 and error.path is not None and not suggests:
+            elif (
+                error.status == 404
+                and error.path is not None
+                and not explain_local_run(error)
+                and not suggests
+            ):
                 error.hint = suggestion(client, error.path)
             raise
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
+from shlex import quote
 from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote
 
 from osmosis_ai.api.client import PlatformClient
+from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.models.base import Page
 from osmosis_ai.api.models.benchmarks import BenchmarkList, BenchmarkRunList
 from osmosis_ai.api.models.datasets import DatasetList
@@ -45,14 +47,6 @@ _LISTS: Mapping[Kind, _List] = {
 }
 
 
-def _is_local(name: str) -> bool:
-    try:
-        directory = find_workspace(require_scaffold=False).evals_dir
-    except OsmosisError:
-        return False
-    return (directory / name / "manifest.json").is_file()
-
-
 def names_of(client: PlatformClient, kind: Kind, *, timeout_s: float = LOOK_TIMEOUT_S) -> list[str]:
     """Return the names on the first page of a list, newest first. The request is not retried."""
     listed = _LISTS[kind]
@@ -74,6 +68,28 @@ def similar_names(client: PlatformClient, name: str, *kinds: Kind) -> list[str]:
     return get_close_matches(name, known, n=_SUGGESTED, cutoff=_LIKENESS)
 
 
+def explain_local_run(error: PlatformError) -> bool:
+    """Whether a call for an evaluation found nothing because it is a local run; the error then says so."""
+    from osmosis_ai.evaluation.manifest import Manifest
+
+    rest = (error.path or "").removeprefix(f"{_LISTS['eval'].path}/")
+    name, _, below = rest.partition("/")
+    name = unquote(name)
+    if rest == error.path or below not in ("", "stop", "logs") or not can_be_path(name):
+        return False
+    try:
+        directory = find_workspace(require_scaffold=False).evals_dir / name
+        config = Manifest.load(directory / "manifest.json").provenance.get("config")
+    except (OSError, OsmosisError):
+        return False
+    error.message = f"Run '{name}' is on this machine, not on the platform."
+    error.hint = f"its files are in {directory}"
+    if isinstance(config, str):
+        again = f"`osmosis eval run {quote(config)} --name {quote(name)}`"
+        error.hint += f"; {again} continues it, and with --retry-failed repeats failed attempts"
+    return True
+
+
 def suggestion(client: PlatformClient, path: str) -> str | None:
     """Return a hint after a call of ``path`` found nothing: similar names, or the command that lists them."""
     for kind, listed in _LISTS.items():
@@ -88,9 +104,5 @@ def suggestion(client: PlatformClient, path: str) -> str | None:
             return None
         if near:
             return f"did you mean {' or '.join(near)}?"
-        if kind == "eval" and can_be_path(name) and _is_local(name):
-            return (
-                f"'{name}' is a run on this machine, not on the platform: `osmosis eval info {name}` reads it"
-            )
         return f"see what there is: `osmosis {listed.command}`"
     return None

@@ -38,7 +38,7 @@ STATUSES = (
     (1, "Failure, or partial success (`status` is `partial` in JSON)."),
     (USAGE_STATUS, "Wrong command line: an unknown command or option, or an invalid value."),
     (3, "Inconclusive gate: the run is too small or not finished (`status` is `unclear` in JSON)."),
-    (INTERRUPTED_STATUS, "Interrupted with Ctrl-C."),
+    (INTERRUPTED_STATUS, "Interrupted with Ctrl-C, without a partial result."),
     (BROKEN_PIPE_STATUS, "The reader of stdout has closed it, as in `osmosis … | head -1`."),
 )
 CODES = {

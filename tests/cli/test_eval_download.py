@@ -68,8 +68,9 @@ def test_types_and_rows(stored: DownloadableRun, types: str, sent_types: str) ->
     ],
 )
 def test_invalid_options(stored: DownloadableRun, option: str, value: str, message: str) -> None:
-    error = stored.download(option, value, "--json").error
-    assert (error["code"], message in error["message"]) == ("VALIDATION", True)
+    outcome = stored.download(option, value, "--json")
+    assert outcome.status == 2
+    assert (outcome.error["code"], message in outcome.error["message"]) == ("VALIDATION", True)
     assert not stored.maze.router.calls
 
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from osmosis_ai.cli.application import report
+from osmosis_ai.cli.application import INTERRUPTED_STATUS, report
 from osmosis_ai.cli.output.context import OutputContext
 from osmosis_ai.cli.output.progress import Progress
 from osmosis_ai.errors import OsmosisError
@@ -40,6 +40,9 @@ def signals_raise(numbers: Sequence[int], error: Callable[[int], BaseException])
 
 class GracefulStop:
     """The side of an engine's hooks that stops it; a context manager around what is shown meanwhile."""
+
+    quit_status = INTERRUPTED_STATUS
+    """Exit status after the second Ctrl-C; the first one gives a partial result, which exits with 1."""
 
     def __init__(self, output: OutputContext, words: list[str], *, quit_at_once: str) -> None:
         self._output = output
@@ -92,7 +95,7 @@ class GracefulStop:
             report(self._output, OsmosisError(self._quit_at_once, code="INTERNAL"), self._words)
             self._output.stderr.flush()
             # Every result is on the disk already, and every child has a lifeline to this process.
-            os._exit(1)
+            os._exit(self.quit_status)
         interrupt, self._interrupt = self._interrupt, None
         self._output.note("stopping: attempts in flight are cancelled; press Ctrl-C again to quit at once")
         interrupt()

@@ -236,7 +236,7 @@ def test_second_ctrl_c_kills_a_blocking_agent(loop: Loop) -> None:
         process.send_signal(signal.SIGINT)
         select.select([], [], [], 0.05)
     _, err = process.communicate(timeout=120)
-    assert (process.returncode, err.splitlines()[-1]) == (1, "Error: Interrupted.")
+    assert (process.returncode, err.splitlines()[-1]) == (130, "Error: Interrupted.")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from osmosis_ai.api.models.eval_runs import (
 )
 from osmosis_ai.api.models.runs import Run
 from osmosis_ai.datasets.selection import file_digest
-from osmosis_ai.errors import ErrorCode, NotFoundError, OsmosisError
+from osmosis_ai.errors import ErrorCode, NotFoundError, OsmosisError, UsageError
 from osmosis_ai.evaluation.journal import replay
 from osmosis_ai.files import expanded
 from osmosis_ai.services.capabilities import require_offered
@@ -102,11 +102,11 @@ def parse_types(text: str, layout: FileLayout) -> tuple[str, ...]:
     unknown = [word for word in asked if word not in ("all", *layout.patterns)]
     if unknown:
         named = ", ".join(f"`{word}`" for word in unknown)
-        raise OsmosisError(f"--type: unknown {named}; it takes {', '.join(layout.patterns)} or `all`.")
+        raise UsageError(f"--type: unknown {named}; it takes {', '.join(layout.patterns)} or `all`.")
     if "all" not in asked:
         return tuple(asked)
     if set(asked) - {"all", *layout.by_name}:
-        raise OsmosisError("--type takes either `all` or a list of types, not both.")
+        raise UsageError("--type takes either `all` or a list of types, not both.")
     usual = (name for name in layout.patterns if name not in layout.by_name)
     return (*usual, *(word for word in asked if word != "all"))
 
@@ -117,11 +117,11 @@ def check_rows(rows: str | None) -> str | None:
         return None
     tight = re.sub(r"\s+", "", rows)
     if not _ROWS.fullmatch(tight):
-        raise OsmosisError(f"--rows takes rows such as 3,7,10-20, got {rows!r}.")
+        raise UsageError(f"--rows takes rows such as 3,7,10-20, got {rows!r}.")
     for part in tight.split(","):
         first, _, last = part.partition("-")
         if last and int(last) < int(first):
-            raise OsmosisError(f"--rows: {part} ends before it begins.")
+            raise UsageError(f"--rows: {part} ends before it begins.")
     return tight
 
 

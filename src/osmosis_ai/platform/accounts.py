@@ -110,8 +110,7 @@ class AccountStore:
 
     def find_user(self, email: str) -> DbUser:
         address = _normal_email(email)
-        with self._db.session() as session:
-            user = session.scalar(select(DbUser).where(DbUser.email == address))
+        user = self._db.scalar(select(DbUser).where(DbUser.email == address))
         if user is None:
             raise NotFoundError(
                 f"there is no user {address}.", hint=f"add one with `osmosis platform user add {address}`"
@@ -120,8 +119,7 @@ class AccountStore:
 
     def users(self) -> list[DbUser]:
         """Return every user, by address."""
-        with self._db.session() as session:
-            return list(session.scalars(select(DbUser).order_by(DbUser.email)))
+        return self._db.scalars(select(DbUser).order_by(DbUser.email))
 
     def set_password(self, email: str, password: str, *, revoke_tokens: bool = False) -> int:
         """Replace a user's password, and end their sessions and the device logins they have approved."""
@@ -149,8 +147,7 @@ class AccountStore:
         """Return the user with this address and password, after the same work whether or not one exists."""
         from argon2.exceptions import VerificationError
 
-        with self._db.session() as session:
-            user = session.scalar(select(DbUser).where(DbUser.email == email.strip().lower()))
+        user = self._db.scalar(select(DbUser).where(DbUser.email == email.strip().lower()))
         expected = user.password_hash if user is not None and user.password_hash else _dummy_hash()
         try:
             _hasher().verify(expected, password[:_LONGEST_PASSWORD])
@@ -225,13 +222,11 @@ class AccountStore:
         query = select(DbToken, DbUser).join(DbUser, DbUser.id == DbToken.user_id)
         if user_id is not None:
             query = query.where(DbToken.user_id == user_id)
-        with self._db.session() as session:
-            rows = session.execute(query.order_by(DbToken.created_at.desc(), DbToken.id.desc()))
-            return [(token, user) for token, user in rows]
+        rows = self._db.rows(query.order_by(DbToken.created_at.desc(), DbToken.id.desc()))
+        return [(token, user) for token, user in rows]
 
     def find_token(self, token_id: str) -> DbToken:
-        with self._db.session() as session:
-            token = session.get(DbToken, token_id)
+        token = self._db.get(DbToken, token_id)
         if token is None:
             raise _no_such_token(token_id)
         return token
@@ -277,9 +272,8 @@ def note_use(db: Database, clock: Clock, token: DbToken | DbWorkerToken) -> None
 def bootstrap(db: Database, clock: Clock) -> FirstLogin | None:
     """Give an empty platform its first user and workspace."""
     accounts, workspaces = AccountStore(db, clock), WorkspaceStore(db, clock)
-    with db.session() as session:
-        if session.scalar(select(DbUser.id).limit(1)) is not None:
-            return None
+    if db.scalar(select(DbUser.id).limit(1)) is not None:
+        return None
     password = secrets.token_urlsafe(12)
     user = accounts.create_user("admin@localhost", name="Admin", password=password, is_admin=True)
     home = workspaces.create("default")

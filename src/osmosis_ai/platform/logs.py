@@ -67,8 +67,7 @@ class LogStore:
             place = _place(cursor)
             query = query.where(DbLogLine.id < place if older else DbLogLine.id > place)
         query = query.order_by(DbLogLine.id.desc() if older else DbLogLine.id).limit(limit + 1)
-        with self._db.session() as session:
-            found = list(session.scalars(query))
+        found = self._db.scalars(query)
         shown = found[:limit]
         more = len(found) > limit
         return LogPage(
@@ -81,9 +80,7 @@ class LogStore:
         lines = select(DbLogLine).where(DbLogLine.subject_id == subject_id, DbLogLine.step == step)
         # A partial index is used only if the statement contains the step as a literal.
         lines = lines.where(text(OF_MARKS)).order_by(DbLogLine.id.desc())
-        with self._db.session() as session:
-            found = list(session.scalars(lines.limit(limit)))
-        return [_entry(line) for line in reversed(found)]
+        return [_entry(line) for line in reversed(self._db.scalars(lines.limit(limit)))]
 
 
 def _entry(line: DbLogLine) -> LogEntry:

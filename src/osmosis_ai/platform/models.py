@@ -84,8 +84,7 @@ class LoraModelStore:
     def of_run(self, run_id: str) -> Sequence[DbLoraModel]:
         """Return the adapters of a run, the earliest first."""
         saved = select(DbLoraModel).where(DbLoraModel.run_id == run_id).order_by(DbLoraModel.step)
-        with self._db.session() as session:
-            return session.scalars(saved).all()
+        return self._db.scalars(saved)
 
     def files(self, model: DbLoraModel) -> list[ModelFile]:
         """Return an adapter's files by name, each with a URL that is valid for :data:`LINK_TTL`."""
@@ -111,16 +110,13 @@ class LoraModelStore:
         if name is not None:
             base, _, adapter = name.rpartition(":")
             query = query.where(DbLoraModel.name == adapter, DbLoraModel.base_model == base)
-        with self._db.session() as session:
-            latest_first = (DbLoraModel.deployed_at.desc(), DbLoraModel.id)
-            return session.scalars(query.order_by(*latest_first)).all()
+        return self._db.scalars(query.order_by(DbLoraModel.deployed_at.desc(), DbLoraModel.id))
 
     def deployers(self, workspace_id: str) -> dict[str, str | None]:
         """Return who deployed each deployed adapter, by the adapter's name."""
         active = (DbLoraModel.workspace_id == workspace_id, DbLoraModel.deployment_status == "active")
-        with self._db.session() as session:
-            found = session.execute(select(DbLoraModel.name, DbLoraModel.deployer_id).where(*active))
-            return {row.name: row.deployer_id for row in found}
+        found = self._db.rows(select(DbLoraModel.name, DbLoraModel.deployer_id).where(*active))
+        return {row.name: row.deployer_id for row in found}
 
     def deploy(self, workspace_id: str, name: str, user: DbUser) -> DbLoraModel:
         """Deploy an adapter; harmless if it is deployed already."""
@@ -173,8 +169,7 @@ def find_adapter(db: Database, workspace_id: str, model_path: str) -> DbLoraMode
         return None
     mine = DbLoraModel.workspace_id == workspace_id
     named = (DbLoraModel.name == name, DbLoraModel.base_model == base)
-    with db.session() as session:
-        return session.scalar(select(DbLoraModel).where(mine, *named))
+    return db.scalar(select(DbLoraModel).where(mine, *named))
 
 
 # -- serving -------------------------------------------------------------------------------------------
@@ -213,8 +208,7 @@ async def start_model_server(db: Database, blobs: BlobStore, model: ServableMode
 
 def _fetch_adapter(db: Database, blobs: BlobStore, model: ServableModel, directory: Path) -> str:
     """Write an adapter's files; return the name of its base model."""
-    with db.session() as session:
-        adapter = session.get(DbLoraModel, model.adapter_id)
+    adapter = db.get(DbLoraModel, model.adapter_id)
     if adapter is None:
         raise NotFoundError(f"the adapter of `{model.name}` was deleted.")
     try:

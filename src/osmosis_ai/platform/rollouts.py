@@ -274,8 +274,7 @@ def find_server(db: Database, workspace_id: str, agent: str) -> DbRolloutServer 
 
 def server_names(db: Database, workspace_id: str) -> Sequence[str]:
     names = select(DbRolloutServer.name).where(DbRolloutServer.workspace_id == workspace_id)
-    with db.session() as session:
-        return session.scalars(names).all()
+    return db.scalars(names)
 
 
 def locate_server(db: Database, vault: Vault, workspace_id: str, agent: str) -> AgentAddress:

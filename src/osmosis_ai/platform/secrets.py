@@ -184,8 +184,7 @@ def _find(
     db: Database, workspace_id: str, user_id: str, names: Sequence[str]
 ) -> dict[str, tuple[DbSecret, ResolvedScope]]:
     wanted = and_(_visible(workspace_id, user_id, SECRET_SCOPES), DbSecret.name.in_(names))
-    with db.session() as session:
-        rows = session.scalars(select(DbSecret).where(wanted)).all() if names else []
+    rows = db.scalars(select(DbSecret).where(wanted)) if names else []
     found: dict[str, dict[str, DbSecret]] = {}
     for secret in rows:
         found.setdefault(secret.name, {})[secret.scope] = secret

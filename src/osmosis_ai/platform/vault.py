@@ -231,8 +231,7 @@ def rotate_secret_key(db: Database, vault: Vault, clock: Clock) -> Rotation:
         vault.rotate(clock.now())
         resealed, damaged = 0, []
         for column in _SEALED_COLUMNS:
-            with db.session() as session:
-                ids = session.scalars(select(column.class_.id).where(column.is_not(None))).all()
+            ids = db.scalars(select(column.class_.id).where(column.is_not(None)))
             for start in range(0, len(ids), _BATCH):
                 done, failed = _reseal(db, vault, column, ids[start : start + _BATCH])
                 resealed += done

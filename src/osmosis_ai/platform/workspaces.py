@@ -74,8 +74,7 @@ class WorkspaceStore:
 
     def find(self, name_or_id: str) -> DbWorkspace:
         meant = (DbWorkspace.id == name_or_id) | _is_named(name_or_id)
-        with self._db.session() as session:
-            workspace = session.scalar(select(DbWorkspace).where(meant))
+        workspace = self._db.scalar(select(DbWorkspace).where(meant))
         if workspace is None:
             raise NotFoundError(
                 f"there is no workspace '{name_or_id}'.",
@@ -85,8 +84,7 @@ class WorkspaceStore:
 
     def all(self) -> list[DbWorkspace]:
         """Return every workspace, by name."""
-        with self._db.session() as session:
-            return list(session.scalars(select(DbWorkspace).order_by(DbWorkspace.name)))
+        return self._db.scalars(select(DbWorkspace).order_by(DbWorkspace.name))
 
     def add_member(self, workspace_id: str, user_id: str, role: Role = "member") -> DbMembership:
         """Add a member, or change a member's role; the last owner stays one."""
@@ -118,9 +116,8 @@ class WorkspaceStore:
 
     def quickstart_intent(self, workspace_id: str, user_id: str) -> str | None:
         """Return what a member chose to do first; None before."""
-        with self._db.session() as session:
-            membership = session.get(DbMembership, (workspace_id, user_id))
-            return membership.quickstart_intent if membership is not None else None
+        membership = self._db.get(DbMembership, (workspace_id, user_id))
+        return membership.quickstart_intent if membership is not None else None
 
     def record_quickstart(self, workspace_id: str, user_id: str, intent: str) -> None:
         with self._db.transaction() as session:
@@ -133,8 +130,7 @@ class WorkspaceStore:
         memberships = select(DbMembership.user_id).where(DbMembership.user_id == user_id)
         if workspace_id is not None:
             memberships = memberships.where(DbMembership.workspace_id == workspace_id)
-        with self._db.session() as session:
-            return session.scalar(memberships.limit(1)) is not None
+        return self._db.scalar(memberships.limit(1)) is not None
 
     def members(self, workspace_id: str) -> list[tuple[DbUser, Role]]:
         """Return the members of a workspace with their roles, by address."""
@@ -144,14 +140,12 @@ class WorkspaceStore:
             .where(DbMembership.workspace_id == workspace_id)
             .order_by(DbUser.email)
         )
-        with self._db.session() as session:
-            return [(user, cast(Role, role)) for user, role in session.execute(members)]
+        return [(user, cast(Role, role)) for user, role in self._db.rows(members)]
 
     def repositories(self, workspace_id: str) -> list[DbRepository]:
         """Return the repositories of a workspace, the first connected first."""
         found = select(DbRepository).where(DbRepository.workspace_id == workspace_id)
-        with self._db.session() as session:
-            return list(session.scalars(found.order_by(DbRepository.created_at, DbRepository.id)))
+        return self._db.scalars(found.order_by(DbRepository.created_at, DbRepository.id))
 
     def of_user(
         self, user_id: str, only: str | None = None
@@ -172,8 +166,7 @@ class WorkspaceStore:
         """Return the identities of a repository, in alphabetical order."""
         identity = DbRepositoryIdentity.identity
         found = select(identity).where(DbRepositoryIdentity.repository_id == repository_id)
-        with self._db.session() as session:
-            return list(session.scalars(found.order_by(identity)))
+        return self._db.scalars(found.order_by(identity))
 
     def find_repository(self, name: str) -> DbRepository:
         """Return a repository by any of its identities, its id or its clone URL."""
@@ -198,8 +191,7 @@ class WorkspaceStore:
     def waiting_runs(self, repository_id: str) -> list[str]:
         """Return the names of the pending runs of a repository, which still need its code."""
         waiting = select(DbRun.name).where(DbRun.repository_id == repository_id, DbRun.status == "pending")
-        with self._db.session() as session:
-            return list(session.scalars(waiting.order_by(DbRun.created_at, DbRun.id)))
+        return self._db.scalars(waiting.order_by(DbRun.created_at, DbRun.id))
 
     def disconnect_repository(self, repository_id: str) -> None:
         """Delete a repository with its identities and rollouts; its runs stay."""

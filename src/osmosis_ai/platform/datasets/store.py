@@ -454,12 +454,9 @@ class Ingest:
 
     def recover(self) -> None:
         """Check datasets in ``processing``, end expired uploads, and remove unreferenced uploads and blobs."""
-        with self._db.session() as session:
-            waiting = list(session.scalars(select(DbDataset.id).where(DbDataset.status == "processing")))
-            uploading = list(session.scalars(select(DbDataset).where(DbDataset.pending_upload.is_not(None))))
-        for dataset_id in waiting:
+        for dataset_id in self._db.scalars(select(DbDataset.id).where(DbDataset.status == "processing")):
             self.submit(dataset_id)
-        for row in uploading:
+        for row in self._db.scalars(select(DbDataset).where(DbDataset.pending_upload.is_not(None))):
             pending = PendingUpload.of(row)
             if pending is not None and pending.etags is None and pending.expires_at <= self._clock.now():
                 self.end_upload(row.id, pending, "the upload was not completed in time")
@@ -495,8 +492,7 @@ class Ingest:
                     self._running[dataset_id] = self._pool.submit(self._run, dataset_id)
 
     def _work_on(self, dataset_id: str) -> None:
-        with self._db.session() as session:
-            row = session.get(DbDataset, dataset_id)
+        row = self._db.get(DbDataset, dataset_id)
         pending = PendingUpload.of(row)
         if row is None or pending is None or pending.etags is None:
             return
@@ -610,8 +606,7 @@ def _why_not_ready(row: DbDataset) -> str:
 
 
 def _with_bytes(db: Database, dataset_id: str) -> DbDataset:
-    with db.session() as session:
-        row = session.get(DbDataset, dataset_id)
+    row = db.get(DbDataset, dataset_id)
     if row is None:
         raise NotFoundError("the dataset of this run has been removed.")
     if row.blob_key is None:

@@ -14,14 +14,14 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
-from sqlalchemy import URL, Connection, Dialect, Engine, create_engine, event, make_url, text
+from sqlalchemy import URL, Connection, Dialect, Engine, Row, Select, create_engine, event, make_url, text
 from sqlalchemy.exc import (
     ArgumentError,
     DBAPIError,
@@ -33,12 +33,14 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
+from typing_extensions import TypeVarTuple, Unpack
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.db.migrations import POSTGRESQL_TEXT, upgrade
 from osmosis_ai.sqlite_text import teach_holds
 
-Read = TypeVar("Read")
+Found = TypeVar("Found")
+Columns = TypeVarTuple("Columns")
 
 BUSY_TIMEOUT_S = 30.0
 """How long a write waits for another process."""
@@ -149,6 +151,25 @@ class Database:
                 session.connection(execution_options=_POSTGRESQL_SNAPSHOT)
             yield session
 
+    def get(self, table: type[Found], key: Any) -> Found | None:
+        """Return the row with this primary key."""
+        with self.session() as session:
+            return session.get(table, key)
+
+    def scalar(self, query: Select[Found]) -> Found | None:
+        """Return the first column of the first row."""
+        with self.session() as session:
+            return session.scalar(query)
+
+    def scalars(self, query: Select[Found]) -> list[Found]:
+        """Return the first column of every row."""
+        with self.session() as session:
+            return list(session.scalars(query))
+
+    def rows(self, query: Select[Unpack[Columns]]) -> Sequence[Row[Unpack[Columns]]]:
+        with self.session() as session:
+            return session.execute(query).all()
+
     @contextmanager
     def transaction(self, *, wait_s: float = BUSY_TIMEOUT_S) -> Iterator[Session]:
         """Commit everything that the block writes, or nothing if it raises."""
@@ -161,10 +182,10 @@ class Database:
             yield session
             session.commit()
 
-    async def read(self, query: Callable[[Session], Read]) -> Read:
+    async def read(self, query: Callable[[Session], Found]) -> Found:
         """Return the result of a short ``query``, from a coroutine."""
 
-        def ask() -> Read:
+        def ask() -> Found:
             with self.session() as session:
                 return query(session)
 

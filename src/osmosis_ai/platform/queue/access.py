@@ -103,13 +103,11 @@ class WorkerAccess:
         return token, plain
 
     def tokens(self) -> list[DbWorkerToken]:
-        with self._db.session() as session:
-            newest = DbWorkerToken.created_at.desc(), DbWorkerToken.id.desc()
-            return list(session.scalars(select(DbWorkerToken).order_by(*newest)))
+        newest = DbWorkerToken.created_at.desc(), DbWorkerToken.id.desc()
+        return self._db.scalars(select(DbWorkerToken).order_by(*newest))
 
     def find_token(self, token_id: str) -> DbWorkerToken:
-        with self._db.session() as session:
-            return _known(session.get(DbWorkerToken, token_id), token_id)
+        return _known(self._db.get(DbWorkerToken, token_id), token_id)
 
     def revoke_token(self, token_id: str) -> DbWorkerToken:
         """Make a worker token invalid, and its shards available to others; a second time changes nothing."""
@@ -181,9 +179,8 @@ class WorkerAccess:
                 "this is a user's token, and workers need one of their own: create it on the platform's machine with "
                 "`osmosis platform worker-token create --pool NAME`.",
             )
-        with self._db.session() as session:
-            known = DbWorkerToken.token_hash == bearer_hash(bearer)
-            token = session.scalar(select(DbWorkerToken).where(known))
+        known = DbWorkerToken.token_hash == bearer_hash(bearer)
+        token = self._db.scalar(select(DbWorkerToken).where(known))
         if token is None:
             raise WorkerRefused("TOKEN_INVALID", "this worker token does not exist on this platform.")
         if token.revoked_at is not None:
@@ -196,9 +193,8 @@ class WorkerAccess:
         permitted = [DbRun.id == run_id, DbRun.pool == pool, DbRun.status.in_(OPEN)]
         if spaces is not None:
             permitted.append(DbRun.workspace_id.in_(spaces))
-        with self._db.session() as session:
-            if session.scalar(select(DbRun.id).where(*permitted)) is not None:
-                return
+        if self._db.scalar(select(DbRun.id).where(*permitted)) is not None:
+            return
         message = f"there is no such run, it has ended, or this token cannot claim it in the pool '{pool}'."
         if not run_id.startswith("run_"):
             message += " `--run` takes a run's id (`run_…`) from `osmosis eval list --json`, not its name."

@@ -87,9 +87,8 @@ class Assignments:
         return self._agent(self._find(shard_id)[0])
 
     def _find(self, shard_id: str) -> tuple[DbRun, DbRunShard]:
-        with self.db.session() as session:
-            asked = select(DbRun, DbRunShard).join(DbRunShard).where(DbRunShard.id == shard_id)
-            run, shard = session.execute(asked).one()
+        asked = select(DbRun, DbRunShard).join(DbRunShard).where(DbRunShard.id == shard_id)
+        ((run, shard),) = self.db.rows(asked)
         return run, shard
 
     def _agent(self, run: DbRun) -> wire.AgentPlace | None:
@@ -106,8 +105,7 @@ class Assignments:
     def _source(self, run: DbRun, shard: DbRunShard) -> wire.InputDownload | None:
         if not runs_rollouts(run.request):
             return None
-        with self.db.session() as session:
-            repository = session.get(DbRepository, run.repository_id) if run.repository_id else None
+        repository = self.db.get(DbRepository, run.repository_id) if run.repository_id else None
         archive = self.sources.find(run.workspace_id, repository, run.commit_sha or "")
         if archive is None:
             return _gone(
@@ -127,8 +125,7 @@ class Assignments:
     def _rows(
         self, shard: DbRunShard, what: str, dataset_id: str | None, sha256: str, extension: str
     ) -> wire.InputDownload:
-        with self.db.session() as session:
-            dataset = session.get(DbDataset, dataset_id) if dataset_id else None
+        dataset = self.db.get(DbDataset, dataset_id) if dataset_id else None
         if dataset is None or dataset.blob_key is None or dataset.sha256 != sha256:
             change = "removed" if dataset is None else "replaced"
             gone = _gone(shard, f"the {what} was {change} before the run began.", "submit the run again")

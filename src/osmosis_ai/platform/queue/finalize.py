@@ -146,8 +146,7 @@ class PlatformShards:
         if source_of(run) is not None and not RowSelection.read(run.selection).sha256:
             self._collect(lease, run)
         if runs_rollouts(run.request):
-            with self.db.session() as session:
-                repository = session.get(DbRepository, run.repository_id) if run.repository_id else None
+            repository = self.db.get(DbRepository, run.repository_id) if run.repository_id else None
             if repository is not None:
                 packing = self.assignments.sources.prepare(repository, run.commit_sha or "")
                 if not packing.done():
@@ -195,9 +194,7 @@ class PlatformShards:
     def clear_ended(self) -> None:
         """Delete what a crash after the end of a run has left of its uploads."""
         with_uploads = DbRun.id.in_(select(DbRunUpload.run_id))
-        with self.db.session() as session:
-            ended = list(session.scalars(select(DbRun.id).where(DbRun.status.not_in(OPEN), with_uploads)))
-        for run_id in ended:
+        for run_id in self.db.scalars(select(DbRun.id).where(DbRun.status.not_in(OPEN), with_uploads)):
             self.uploads.forget(run_id)
 
     def _keeper(self, lease: Lease) -> Callable[[], None]:

@@ -73,11 +73,9 @@ class RunPhases:
 
     def close_stopped(self) -> None:
         """Stop the shards without a worker of runs that must end, since no worker claims them any more."""
-        with self.db.session() as session:
-            ending = or_(DbRun.stop_requested_at.is_not(None), DbRun.error.is_not(None))
-            asked = select(DbRun.id).join(DbRunShard).where(DbRun.status.in_(OPEN), ending).distinct()
-            found = list(session.scalars(asked.where(DbRunShard.kind != "finalize", self._is_free())))
-        for run_id in found:
+        ending = or_(DbRun.stop_requested_at.is_not(None), DbRun.error.is_not(None))
+        asked = select(DbRun.id).join(DbRunShard).where(DbRun.status.in_(OPEN), ending).distinct()
+        for run_id in self.db.scalars(asked.where(DbRunShard.kind != "finalize", self._is_free())):
             with self._writing() as session:
                 run = session.get(DbRun, run_id, with_for_update=True)
                 if run is not None and run.status in OPEN:

@@ -163,11 +163,10 @@ class RunQueue(RunPhases):
 
     def take(self, kind: str) -> Lease | None:
         """Assign a ``prepare`` or ``finalize`` shard to the platform itself."""
-        with self.db.session() as session:
-            # Most calls find nothing, and need not write.
-            claimable = select(DbRunShard.id).join(DbRun).where(self._is_claimable(kind)).limit(1)
-            if session.scalar(claimable) is None:
-                return None
+        # Most calls find nothing, and need not write.
+        claimable = select(DbRunShard.id).join(DbRun).where(self._is_claimable(kind)).limit(1)
+        if self.db.scalar(claimable) is None:
+            return None
         with self._writing() as session:
             found = lock_shard(session, self._is_claimable(kind), skip_locked=True)
             return self._own(*found) if found is not None else None
@@ -308,13 +307,11 @@ class RunQueue(RunPhases):
         return [(shard, self.demands.read(request)) for shard, request in map(found.__getitem__, wanted)]
 
     def open_shard(self, shard_id: str) -> DbRunShard | None:
-        with self.db.session() as session:
-            shard = session.get(DbRunShard, shard_id)
+        shard = self.db.get(DbRunShard, shard_id)
         return shard if shard is not None and shard.status in OPEN else None
 
     def must_stop(self, run_id: str) -> bool:
-        with self.db.session() as session:
-            run = session.get(DbRun, run_id)
+        run = self.db.get(DbRun, run_id)
         return run is None or run.stop_requested_at is not None or run.error is not None
 
     def give_back(self, shard_id: str, reason: str, *, counts: bool) -> None:
@@ -327,9 +324,7 @@ class RunQueue(RunPhases):
     def give_back_local(self) -> None:
         """Return the shards of this platform's previous process, whose workers ended with it."""
         mine = DbRunShard.token_id == LOCAL, DbRunShard.kind == "work", DbRunShard.status == "running"
-        with self.db.session() as session:
-            found = list(session.scalars(select(DbRunShard.id).where(*mine)))
-        for shard_id in found:
+        for shard_id in self.db.scalars(select(DbRunShard.id).where(*mine)):
             self.give_back(shard_id, "the platform was restarted", counts=True)
 
     def explain(self, shard_ids: Sequence[str], reason: str) -> None:
@@ -463,8 +458,7 @@ class RunQueue(RunPhases):
     def require_owner(self, shard_id: str, token: str) -> str:
         """Check a lease by reading; return the run's id."""
         is_owned = DbRunShard.lease_token == token, DbRunShard.status == "running"
-        with self.db.session() as session:
-            run_id = session.scalar(select(DbRunShard.run_id).where(DbRunShard.id == shard_id, *is_owned))
+        run_id = self.db.scalar(select(DbRunShard.run_id).where(DbRunShard.id == shard_id, *is_owned))
         if run_id is None:
             raise _lost()
         return run_id

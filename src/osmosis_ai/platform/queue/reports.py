@@ -192,9 +192,8 @@ class RunUploads:
     def _known(self, run_id: str, names: Collection[str]) -> dict[str, DbRunUpload]:
         if not names:
             return {}
-        with self.db.session() as session:
-            named = (DbRunUpload.run_id == run_id, DbRunUpload.name.in_(names))
-            return {row.name: row for row in session.scalars(select(DbRunUpload).where(*named))}
+        named = (DbRunUpload.run_id == run_id, DbRunUpload.name.in_(names))
+        return {row.name: row for row in self.db.scalars(select(DbRunUpload).where(*named))}
 
     def _complete(self, row: DbRunUpload, etags: Sequence[str]) -> None:
         is_right = True

@@ -105,8 +105,7 @@ def _sample_page(
     wanted = select(*(getattr(DbSample, name) for name in names)).where(DbSample.run_id == run_id)
     if cursor is not None:
         wanted = wanted.where(tuple_(*order) > tuple_(*runs.sample_position(cursor)))
-    with db.session() as session:
-        found = session.execute(wanted.order_by(*order).limit(limit + 1)).all()
+    found = db.rows(wanted.order_by(*order).limit(limit + 1))
     page = [runs.wire_sample(sample, details=details) for sample in found[:limit]]
     if len(found) <= limit:
         return wire.EvalSamplePage(samples=page)

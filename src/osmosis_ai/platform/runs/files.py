@@ -79,8 +79,7 @@ class RunFiles:
 
     def open_granted(self, run_id: str, path: str) -> BinaryIO:
         """Open the file of a signed URL, which may have been packed since the URL was made."""
-        with self._db.session() as session:
-            file = session.get(DbRunFile, (run_id, path))
+        file = self._db.get(DbRunFile, (run_id, path))
         if file is None:
             raise BlobNotFound("this file was replaced or removed.")
         return self.open(file)
@@ -152,8 +151,7 @@ class RunFiles:
         """Return the wanted files that exist, with their URLs."""
         paths = {file.path for file in wanted if file.path not in _DERIVED}
         named = (DbRunFile.run_id == run.id, DbRunFile.path.in_(paths))
-        with self._db.session() as session:
-            stored = {row.path: row for row in session.scalars(select(DbRunFile).where(*named))}
+        stored = {row.path: row for row in self._db.scalars(select(DbRunFile).where(*named))}
 
         @cache
         def derived_now(path: str) -> str | None:
@@ -262,8 +260,7 @@ def pack_files(db: Database, blobs: BlobStore, run_id: str, keep_lease: Callable
     mine = DbConversation.run_id == run_id
     asked = select(DbConversation.path).where(mine).order_by(DbConversation.path).limit(100_000)
     while True:
-        with db.session() as session:
-            paths = session.scalars(asked).all()
+        paths = db.scalars(asked)
         if not paths:
             return
         key, packed = f"runs/{run_id}/{PACK_FOLDER}/{secrets.token_hex(16)}", list[tuple[str, int, int]]()

@@ -140,8 +140,7 @@ def read_journal(db: Database, shard_id: str) -> Iterator[bytes]:
     last = -1
     while True:
         some = mine.where(DbJournalChunk.offset > last).order_by(DbJournalChunk.offset).limit(_CHUNKS_AT_ONCE)
-        with db.session() as session:
-            found = session.execute(some).all()
+        found = db.rows(some)
         if not found:
             return
         yield from (content for _, content in found)
@@ -161,9 +160,7 @@ def run_lines(db: Database, blobs: BlobStore, run_id: str, former: str | None) -
     if former is not None:
         yield from stored_lines(blobs, former)
     shards = select(DbRunShard.id).where(DbRunShard.run_id == run_id).order_by(DbRunShard.number)
-    with db.session() as session:
-        found = list(session.scalars(shards))
-    for shard_id in found:
+    for shard_id in db.scalars(shards):
         for chunk in read_journal(db, shard_id):
             yield from BytesIO(chunk)  # not `splitlines`, which also splits at a carriage return
 

@@ -62,8 +62,7 @@ def collect_conversations(
     with tempfile.SpooledTemporaryFile(max_size=8 << 20) as collected:
         for row, attempt in passing:
             keep_lease()
-            with db.session() as session:
-                file = session.get(DbRunFile, (source.id, f"trajectories/{item_name(row, attempt)}.json"))
+            file = db.get(DbRunFile, (source.id, f"trajectories/{item_name(row, attempt)}.json"))
             if file is None:
                 continue
             with files.open(file) as content:

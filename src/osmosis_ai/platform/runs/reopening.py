@@ -123,8 +123,7 @@ class RunReopener:
         """Check whether an evaluation may be retried, as far as the database knows, in one statement."""
         named = (DbDataset.workspace_id == DbRun.workspace_id, DbDataset.name == DbRun.dataset_name)
         asked = select(DbRun, DbDataset.sha256).outerjoin(DbDataset, and_(*named)).where(DbRun.id == run_id)
-        with self._db.session() as session:
-            run, sha256 = session.execute(asked).one()
+        ((run, sha256),) = self._db.rows(asked)
         if run.imported is not None:
             raise ConflictError(
                 f"the evaluation run '{run.name}' was imported: the platform did not execute it, and cannot retry it.",
@@ -282,10 +281,9 @@ class RunReopener:
 
     def forget_old(self) -> None:
         """Delete resume archives of finished or old runs, and replaced validation files whose deletion failed earlier."""
-        with self._db.session() as session:
-            over = select(DbRun.id).where(DbRun.training_state.is_not(None), self._is_over())
-            found = list(session.scalars(over))
-        for run_id in found:
+        for run_id in self._db.scalars(
+            select(DbRun.id).where(DbRun.training_state.is_not(None), self._is_over())
+        ):
             self._forget(run_id)
 
     def _forget(self, run_id: str) -> None:

@@ -105,9 +105,7 @@ class MetricsUpdater:
     def update(self) -> None:
         """Write the numbers of active runs with new samples."""
         changed = (DbRun.status == "running", DbRun.kind == "eval", DbRun.accepted > DbRun.counted)
-        with self._db.session() as session:
-            runs = session.scalars(select(DbRun).where(*changed)).all()
-        for run in runs:
+        for run in self._db.scalars(select(DbRun).where(*changed)):
             try:
                 counted, metrics = self._measure(run)
                 with self._db.transaction() as session:

@@ -186,9 +186,7 @@ class EvalImportStore:
             and_(DbEvalImport.status == "uploading", DbEvalImport.expires_at <= self._clock.now()),
             and_(DbEvalImport.status == "finalized", DbEvalImport.run_id.not_in(select(DbRun.id))),
         )
-        with self._db.session() as session:
-            rows = session.scalars(select(DbEvalImport).where(over)).all()
-        for row in rows:
+        for row in self._db.scalars(select(DbEvalImport).where(over)):
             self._forget(row)
         self._abort_orphans()
 

@@ -208,9 +208,7 @@ class RunStore:
     def finish_deletions(self) -> None:
         """Delete the files that an interruption or an unavailable store has left of deleted runs."""
         try:
-            with self._db.session() as session:
-                left = list(session.scalars(select(DbDeletedRun.id)))
-            for run_id in left:
+            for run_id in self._db.scalars(select(DbDeletedRun.id)):
                 try:
                     self._remove_files(run_id)
                 except BlobStoreSilent:

@@ -9,6 +9,9 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from osmosis_ai.platform.gitsync.mirror import MirrorStore
+from osmosis_ai.platform.worker.work import unpack_source
+
 
 @dataclass(frozen=True)
 class Source:
@@ -85,3 +88,11 @@ class Repository:
         if not file.exists():
             file.write_bytes(zlib.compress(whole))
         return object_id
+
+
+def unpack(mirrors: MirrorStore, repository: Repository, sha: str, target: Path) -> None:
+    """Unpack a commit's archive as a worker does."""
+    archive = mirrors.root / "packed.tar.gz"
+    with archive.open("wb") as file:
+        mirrors.archive(repository.source, sha, file)  # type: ignore[arg-type]
+    unpack_source(archive, target)

@@ -14,7 +14,7 @@ import pytest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.gitsync.git import GitError, GitResult, SyncError, parse_clone_url
 from osmosis_ai.platform.gitsync.mirror import MirrorStore, RevisionError
-from tests.platform.gitsync.repositories import Repository, Source
+from tests.platform.gitsync.repositories import Repository, Source, unpack
 
 
 def test_a_later_sync_sees_new_commits_branches_tags_and_a_changed_default(
@@ -44,7 +44,7 @@ def test_a_rewritten_branch_is_followed_and_the_commit_a_run_named_stays(
 
     assert mirrors.resolve(repository.source) == rewritten
     assert mirrors.resolve(repository.source, commit=named) == named
-    mirrors.export(repository.source, named, tmp_path / "out")
+    unpack(mirrors, repository, named, tmp_path / "out")
     assert (tmp_path / "out" / "b").exists()
 
     repository.git("branch", "-D", "other")

@@ -35,7 +35,7 @@ class Exports:
         self.count = 0
         self.may_continue = threading.Event()
         self.may_continue.set()
-        self._export = services.mirrors.export
+        self._export = services.mirrors.archive
 
     def __call__(self, *arguments: Any) -> Any:
         self.count += 1
@@ -46,7 +46,7 @@ class Exports:
 @pytest.fixture
 def exports(services: PlatformServices, monkeypatch: pytest.MonkeyPatch) -> Exports:
     counting = Exports(services)
-    monkeypatch.setattr(services.mirrors, "export", counting)
+    monkeypatch.setattr(services.mirrors, "archive", counting)
     return counting
 
 
@@ -128,7 +128,7 @@ def test_unusable_commit(
     def export(*_: object) -> None:
         raise GitError("the commit has 3 GiB of files, and 2 GiB is the most a run can take.")
 
-    monkeypatch.setattr(services.mirrors, "export", export)
+    monkeypatch.setattr(services.mirrors, "archive", export)
     reply = api.post(EVALS.route, json=submit_body())
     assert (reply.status_code, reply.json()["code"]) == (400, "SOURCE_UNUSABLE")
     assert "2 GiB is the most" in reply.json()["error"]

@@ -6,9 +6,8 @@ runs can always be resumed.
 
 Names are untrusted bytes. Contents are read by object id, so file and branch names never become arguments of Git.
 
-An export contains exactly the commit's files, with no links out of it. Contents are written as stored: no filter, no
-line-end conversion, no ``export-ignore``. Regular files are written first, into newly created directories. Symbolic
-links come last and are kept only if their target is inside. The directory appears atomically.
+An archive contains exactly the commit's files as stored (no filter, no line-end conversion, no ``export-ignore``), and
+no links out of it. Packing is reproducible: names are sorted, and times and owners omitted.
 """
 
 from __future__ import annotations
@@ -16,15 +15,17 @@ from __future__ import annotations
 import contextlib
 import difflib
 import fcntl
+import gzip
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -135,10 +136,10 @@ class MirrorStore:
             )
         return sha
 
-    def export(self, repository: DbRepository, sha: str, target: Path) -> None:
-        """Write the files of a commit to ``target``, which must not exist yet."""
+    def archive(self, repository: DbRepository, sha: str, target: IO[bytes]) -> None:
+        """Write the files of a commit as a compressed tar archive."""
         mirror = self._existing(repository)
-        entries = list(self._list_tree(mirror, sha))
+        entries = sorted(self._list_tree(mirror, sha), key=lambda entry: entry.path)
         _refuse_unsafe_paths(entries)
         size = sum(entry.size for entry in entries)
         if size > MAX_EXPORT_BYTES:
@@ -147,20 +148,23 @@ class MirrorStore:
                 "the most a run can take.",
                 hint=_LESS_DATA,
             )
-        if os.path.lexists(target):
-            raise GitError(f"{target} already exists.")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
-        try:
-            with self._objects(mirror, timeout_s=EXPORT_TIMEOUT_S) as reader:
-                _write_files(reader, partial, entries)
-                _write_links(reader, partial, entries)
-            partial.rename(target)
-        except BaseException as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            if isinstance(error, FileExistsError):  # a file system for which `A` and `a` are one
-                raise _clash(os.path.relpath(error.filename or target, partial)) from None
-            raise
+        links = {entry.path for entry in entries if entry.mode == _SYMLINK}
+        with (
+            self._objects(mirror, timeout_s=EXPORT_TIMEOUT_S) as reader,
+            gzip.GzipFile("", "wb", 6, target, mtime=0) as compressed,
+            tarfile.open(fileobj=compressed, mode="w", format=tarfile.GNU_FORMAT) as archive,
+        ):
+            for entry in entries:
+                member = tarfile.TarInfo(entry.path)
+                if entry.mode in REGULAR:
+                    member.size = entry.size
+                    member.mode = 0o755 if entry.mode == _EXECUTABLE else 0o644
+                    with reader.content(entry) as content:
+                        archive.addfile(member, content)
+                elif entry.mode == _SYMLINK and entry.size <= _LONGEST_LINK:
+                    member.type, member.linkname = tarfile.SYMTYPE, os.fsdecode(reader.read(entry))
+                    if _stays_inside(entry.path, member.linkname, links):
+                        archive.addfile(member)
 
     def list_rollouts(self, repository: DbRepository, sha: str) -> list[RolloutDirectory]:
         """Return the rollouts of a commit by name: the directories under ``rollouts/`` that contain a file."""
@@ -221,8 +225,13 @@ class MirrorStore:
     def _objects(self, mirror: Path, *, timeout_s: float = LOCAL_TIMEOUT_S) -> Iterator[ObjectReader]:
         """Read many objects with one process while the block lasts."""
         arguments = [f"--git-dir={mirror}", "cat-file", "--batch"]
-        with self._git.started(arguments, timeout_s, {}, stdin=subprocess.PIPE) as (process, _):
-            yield ObjectReader(process)
+        with self._git.started(arguments, timeout_s, {}, stdin=subprocess.PIPE) as (process, is_late):
+            try:
+                yield ObjectReader(process)
+            except OSError:
+                if is_late.is_set():
+                    raise GitError(f"the files of {mirror.name} were not read in time.") from None
+                raise
 
     def _branches(self, repository: DbRepository) -> tuple[dict[str, str], str | None]:
         """Return the commit of every branch, and the remote's default branch."""
@@ -378,7 +387,6 @@ MAX_PYPROJECT_BYTES = 1024 * 1024
 MOST_FILES = 250_000
 """Maximum number of files of a commit, or of one of its directories."""
 _SHA = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_CHUNK_BYTES = 1024 * 1024
 _MOST_LISTED_BYTES = 64 << 20
 _LONGEST_LINK = 4096
 _DEEPEST = 256
@@ -407,25 +415,21 @@ class ObjectReader:
 
     def read(self, entry: TreeEntry) -> bytes:
         """Return the content of a file that fits into memory."""
-        return b"".join(self.chunks(entry))
+        with self.content(entry) as content:
+            return content.read(entry.size)
 
-    def chunks(self, entry: TreeEntry) -> Iterator[bytes]:
-        """Yield the content in pieces; read all of them before the next file."""
+    @contextlib.contextmanager
+    def content(self, entry: TreeEntry) -> Iterator[IO[bytes]]:
+        """Yield a stream that begins with the content of a file, all of which is to be read."""
         try:
             self._requests.write(entry.object_id.encode("ascii") + b"\n")
             self._requests.flush()
             header = self._replies.readline().split()
         except OSError:
             header = []
-        if len(header) != 3 or header[1] != b"blob":
+        if header[1:] != [b"blob", str(entry.size).encode()]:
             raise GitError(f"the content of {entry.path!r} cannot be read: the mirror is damaged.")
-        left = int(header[2])
-        while left:
-            chunk = self._replies.read(min(left, _CHUNK_BYTES))
-            if not chunk:
-                raise GitError(f"reading {entry.path!r} did not finish in time.")
-            left -= len(chunk)
-            yield chunk
+        yield self._replies
         self._replies.read(1)  # the newline that ends every reply
 
 
@@ -467,38 +471,20 @@ def _refuse_unsafe_paths(entries: Iterable[TreeEntry]) -> None:
                 raise GitError(f"the repository holds a path that no checkout may have: {path!r}.")
 
 
-def _write_files(reader: ObjectReader, root: Path, entries: Iterable[TreeEntry]) -> None:
-    for entry in entries:
-        path = root / entry.path
-        if entry.mode == _SYMLINK:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        elif entry.mode in REGULAR:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            mode = 0o755 if entry.mode == _EXECUTABLE else 0o644
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-            with os.fdopen(descriptor, "wb") as file:
-                for chunk in reader.chunks(entry):
-                    file.write(chunk)
-
-
-def _write_links(reader: ObjectReader, root: Path, entries: Iterable[TreeEntry]) -> None:
-    links: list[Path] = []
-    for entry in entries:
-        if entry.mode != _SYMLINK:
-            continue
-        destination = reader.read(entry) if entry.size <= _LONGEST_LINK else b""
-        if destination and b"\0" not in destination:
-            links.append(root / entry.path)
-            links[-1].symlink_to(os.fsdecode(destination))
-    # Checked when all of them are there: a link may lead outside by way of another one.
-    inside = root.resolve()
-    outward = [
-        link
-        for link in links
-        if link.readlink().is_absolute() or not Path(os.path.realpath(link)).is_relative_to(inside)
-    ]
-    for link in outward:
-        link.unlink()
+def _stays_inside(path: str, destination: str, links: Collection[str]) -> bool:
+    """Return whether a link leads into the tree; the way up from another link may lead anywhere."""
+    if not destination or destination.startswith("/") or "\0" in destination:
+        return False
+    place, is_through_link = list(PurePosixPath(path).parent.parts), False
+    for part in destination.split("/"):
+        if part == "..":
+            if is_through_link or not place:
+                return False
+            place.pop()
+        elif part not in ("", "."):
+            place.append(part)
+            is_through_link |= "/".join(place) in links
+    return True
 
 
 def _clash(path: str) -> GitError:

@@ -222,7 +222,7 @@ def test_copies_take_no_more_room_than_they_may_and_those_in_use_stay(tmp_path: 
     def fetch(incoming: IncomingFile) -> None:
         incoming.write(b"0123456789")
 
-    with copies.open("a", fetch) as (used, _):
+    with copies.open("a", fetch) as used:
         for name in "bcd":
             with copies.open(name, fetch):
                 pass

@@ -276,16 +276,6 @@ class IncomingFile:
         self._path.replace(target)
         sync_directory(target.parent)
 
-    def move_to_free(self, target: Path) -> None:
-        """Give the sealed bytes a name unless a file has it already."""
-        try:
-            os.link(self._path, target)  # unlike a rename, this fails if the file exists
-        except OSError:
-            # Some file systems have no hard links.
-            if not target.exists():
-                self._path.replace(target)
-        sync_directory(target.parent)
-
 
 def wrong_size(received: int, expected: int) -> TransferRefused:
     """Return the error for a body whose size differs from that in its URL."""

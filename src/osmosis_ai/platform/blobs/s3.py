@@ -8,22 +8,23 @@ goes through a local copy.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import logging
 import os
 import re
 import secrets
+import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import IO, Any, BinaryIO, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from osmosis_ai.api.connections import longest_transfer_s
@@ -102,13 +103,11 @@ class S3BlobStore:
         if len(first) == found.size:
             return io.BytesIO(first)
 
-        def fetch(incoming: IncomingFile) -> None:
-            incoming.write(first)
-            self._fetch(key, found, incoming, RANGE_BYTES)
-
-        with self._copies.open(_copy_name(key, found), fetch) as (_, handle):
-            # The duplicate keeps the lock.
-            return os.fdopen(os.dup(handle.fileno()), "rb")
+        with self._copies.scratch() as copy:
+            copy.write(first)
+            self._fetch(key, found, copy, RANGE_BYTES)
+            copy.seek(0)
+            return os.fdopen(os.dup(copy.fileno()), "rb")
 
     def read(self, key: str, offset: int, length: int) -> bytes:
         # A range cannot be empty.
@@ -137,8 +136,9 @@ class S3BlobStore:
     @contextmanager
     def local_copy(self, key: str) -> Iterator[Path]:
         found = self._look_up(key)
-        name = _copy_name(key, found)
-        with self._copies.open(name, lambda incoming: self._fetch(key, found, incoming, 0)) as (path, _):
+        digest = hashlib.sha256(f"{key}\n{found.etag}\n{found.size}".encode()).hexdigest()
+        name = digest[:40] + PurePosixPath(key).suffix
+        with self._copies.open(name, lambda incoming: self._fetch(key, found, incoming, 0)) as path:
             yield path
 
     def signed_get_url(self, key: str, *, filename: str, ttl: timedelta) -> str:
@@ -203,7 +203,7 @@ class S3BlobStore:
                     yield BlobUpload(found["UploadId"], key), found["Initiated"]
 
     def sweep(self) -> None:
-        self._copies.sweep(self._clock.now())
+        sweep(self._copies.incoming, now=self._clock.now())
 
     def has_credentials_of_machine(self) -> bool:
         """Return whether the credentials come from the cloud's metadata address, which every program on this machine can read."""
@@ -224,12 +224,12 @@ class S3BlobStore:
             return self._read_range(key, 0, 1)[0]
         return Part(found["ETag"].strip('"'), found["ContentLength"])
 
-    def _fetch(self, key: str, known: Part, incoming: IncomingFile, start: int) -> None:
+    def _fetch(self, key: str, known: Part, target: IncomingFile | IO[bytes], start: int) -> None:
         for offset in range(start, known.size, RANGE_BYTES):
             found, block = self._read_range(key, offset, min(RANGE_BYTES, known.size - offset))
             if found != known:
                 raise self._altered(key)
-            incoming.write(block)
+            target.write(block)
 
     def _read_range(self, key: str, offset: int, length: int) -> tuple[Part, bytes]:
         """Return what is known of the object, and up to ``length`` of its bytes from ``offset`` on."""
@@ -335,11 +335,6 @@ class S3BlobStore:
     def _clients(self) -> _Clients:
         with _translated(self._address, "connect"):
             return _connect(self._address, self._attempts)
-
-
-def _copy_name(key: str, found: Part) -> str:
-    digest = hashlib.sha256(f"{key}\n{found.etag}\n{found.size}".encode()).hexdigest()
-    return digest[:40] + PurePosixPath(key).suffix
 
 
 _MOST_REQUESTS = 16
@@ -618,93 +613,51 @@ def _no_answer(address: S3Address, kind: str) -> BlobStoreError:
 
 LIMIT_BYTES = 8 << 30
 """The size of the cache (8 GiB); a larger copy stays while it is read."""
-_TRIES = 5
-# Recording each use would change the file's times, which other programs identify it by.
-_USE_RECORDED_EVERY_S = 300.0
 
 
 class BlobCopies:
+    """Local copies of blobs; only one process uses the directory."""
+
     def __init__(self, root: Path, *, limit_bytes: int = LIMIT_BYTES) -> None:
+        self.incoming = root / "incoming"
         self._copies = root / "copies"
-        self._incoming = root / "incoming"
         self._limit = limit_bytes
+        self._lock = threading.Lock()
+        self._in_use: Counter[str] = Counter()
+
+    def scratch(self) -> IO[bytes]:
+        """Return a temporary file."""
+        self.incoming.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return tempfile.TemporaryFile(dir=self.incoming)
 
     @contextmanager
-    def open(self, name: str, fetch: Callable[[IncomingFile], None]) -> Iterator[tuple[Path, BinaryIO]]:
-        """Provide the copy ``name`` and its open file; it is not removed within the block."""
+    def open(self, name: str, fetch: Callable[[IncomingFile], None]) -> Iterator[Path]:
+        """Provide the copy ``name``, which is not removed within the block."""
         path = self._copies / name
-        for _ in range(_TRIES):
-            handle = _open_locked(path)
-            if handle is not None:
-                break
-            make_directories(path.parent)
-            with IncomingFile(self._incoming) as incoming:
-                fetch(incoming)
-                incoming.seal()
-                # A copy that another process made has the same bytes, and may be in use.
-                incoming.move_to_free(path)
-        else:
-            raise OSError(f"the copy {path} was removed repeatedly")
-        with handle:
-            self.trim()
-            yield path, handle
-        self.trim()
-
-    def trim(self) -> None:
-        """Remove the least recently used copies until the rest is small enough."""
-        found: list[tuple[int, int, Path]] = []
-        with suppress(FileNotFoundError):
-            for path in self._copies.iterdir():
-                with suppress(FileNotFoundError):
-                    status = path.stat()
-                    found.append((status.st_mtime_ns, status.st_size, path))
-        excess = sum(size for _, size, _ in found) - self._limit
-        for _, size, path in sorted(found):
-            if excess <= 0:
-                return
-            if _removed(path):
-                excess -= size
-
-    def sweep(self, now: datetime) -> None:
-        """Remove the leftovers of killed processes, and trim."""
-        sweep(self._incoming, now=now)
-        self.trim()
-
-
-def _open_locked(path: Path) -> BinaryIO | None:
-    """Open a copy so that it is not removed; None if there is none."""
-    while True:
+        with self._lock:
+            self._in_use[name] += 1
         try:
-            handle = path.open("rb")
-        except FileNotFoundError:
-            return None
-        fcntl.flock(handle, fcntl.LOCK_SH)
-        if _is_at(handle, path):
-            # A time in the future is from a clock that was set back since.
-            if abs(time.time() - os.fstat(handle.fileno()).st_mtime) >= _USE_RECORDED_EVERY_S:
-                os.utime(handle.fileno())
-            return handle
-        handle.close()
+            if not path.exists():
+                make_directories(path.parent)
+                with IncomingFile(self.incoming) as incoming:
+                    fetch(incoming)
+                    incoming.seal()
+                    incoming.move_to(path)
+            # Only the time of its last use: other programs identify the file by the time of its last change.
+            os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+            self._trim()
+            yield path
+        finally:
+            with self._lock:
+                self._in_use -= Counter([name])
+            self._trim()
 
-
-def _removed(path: Path) -> bool:
-    """Remove a copy unless it is in use; return whether it is gone."""
-    try:
-        with path.open("rb") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # If it was replaced after being opened, the new file may be in use.
-            if not _is_at(handle, path):
-                return False
-            path.unlink()
-    except FileNotFoundError:
-        return True
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_at(handle: BinaryIO, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
+    def _trim(self) -> None:
+        """Remove the least recently used copies until the rest is small enough."""
+        with self._lock, suppress(FileNotFoundError):
+            found = [(path, path.stat()) for path in self._copies.iterdir()]
+            excess = sum(status.st_size for _, status in found) - self._limit
+            for path, status in sorted(found, key=lambda each: each[1].st_atime_ns):
+                if excess > 0 and not self._in_use[path.name]:
+                    path.unlink()
+                    excess -= status.st_size

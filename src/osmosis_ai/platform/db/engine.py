@@ -21,18 +21,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
-from sqlalchemy import URL, Connection, Dialect, Engine, Row, Select, create_engine, event, make_url, text
+from sqlalchemy import URL, Connection, Engine, Row, Select, create_engine, event, make_url, text
 from sqlalchemy.exc import (
     ArgumentError,
     DBAPIError,
-    DisconnectionError,
     NoSuchModuleError,
     OperationalError,
     SQLAlchemyError,
 )
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from sqlalchemy.orm import Session
-from sqlalchemy.pool import ConnectionPoolEntry
 from typing_extensions import TypeVarTuple, Unpack
 
 from osmosis_ai.errors import OsmosisError
@@ -57,9 +55,6 @@ _WAIT_OPTION = "osmosis_write_wait_s"
 # By default, PostgreSQL gives every statement its own snapshot.
 _POSTGRESQL_SNAPSHOT = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 _MODE = "osmosis_mode"
-_IDLE_SINCE = "osmosis_idle_since"
-# A connection used within this time needs no ping, which costs every transaction a round trip.
-_TRUSTED_S = 1.0
 _FORMS = "write it as sqlite:////path/to/platform.db or postgresql://user:password@host/database"
 _PATIENCE: dict[str, Any] = {
     "connect_timeout": 10,
@@ -321,6 +316,7 @@ def _create_engine(url: URL, is_sqlite: bool) -> Engine:
             pool_size=_POOL_SIZE,
             max_overflow=_POOL_OVERFLOW,
             pool_timeout=BUSY_TIMEOUT_S,
+            pool_pre_ping=not is_sqlite,
             # Keeps the contents of rows out of exceptions, and so out of logs.
             hide_parameters=True,
             # Faster, for lists that read the JSON of every run.
@@ -337,21 +333,7 @@ def _create_engine(url: URL, is_sqlite: bool) -> Engine:
     if is_sqlite:
         event.listen(engine, "connect", _on_sqlite_connect)
         event.listen(engine, "begin", _on_sqlite_begin)
-    else:
-        event.listen(engine, "checkin", lambda _, record: record.info.update({_IDLE_SINCE: time.monotonic()}))
-        event.listen(engine, "checkout", partial(_on_checkout, engine.dialect))
     return engine
-
-
-def _on_checkout(dialect: Dialect, connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:
-    """Ping a connection that was idle; if it was cut, the pool opens another."""
-    idle_since = record.info.get(_IDLE_SINCE)
-    if idle_since is None or time.monotonic() - idle_since < _TRUSTED_S:
-        return
-    try:
-        dialect.do_ping(connection)
-    except dialect.loaded_dbapi.Error as error:
-        raise DisconnectionError("the connection has been cut") from error
 
 
 def _on_sqlite_connect(connection: sqlite3.Connection, _record: object) -> None:

@@ -50,21 +50,28 @@ def plan(maze: Maze, *words: str) -> Outcome:
 
 
 def test_pilot(maze: Maze) -> None:
+    # 120 attempts in 30 s, whatever their own durations and the config's batch_size are.
+    (maze.workspace.evals_dir / "pilot/metrics.json").write_text('{"eval_run": {"duration_ms": 30000}}')
     outcome = plan(maze, "--pilot", "pilot", "--detect", "0.2", "--json")
     assert (outcome.status, outcome.err) == (0, "")
     envelope = outcome.json
     found = envelope["resource"]
     assert (envelope["operation"], found["rows"], found["n"]) == ("eval.plan", 120, 4)
     assert found["spread"]["basis"] == "one run" and found["spread"]["samples"] == 120
-    assert found["attempt"] == {"cost_usd": 0.01, "duration_s": 1.0, "at_once": 8}
+    assert found["attempt"] == {"cost_usd": 0.01, "per_second": 4.0}
     own, cheapest = found["config_design"], found["cheapest"]
-    assert (own["cost_usd"], own["duration_s"]) == (pytest.approx(4.8), 60.0)
+    assert (own["cost_usd"], own["duration_s"]) == (pytest.approx(4.8), 120.0)
     assert cheapest["sees"]["value"] <= 0.2 and cheapest["cost_usd"] < own["cost_usd"]
     points = f"{100 * own['sees']['value']:.1f} points"
     assert envelope["message"] == (
         f"configs/eval/walks.toml (120 rows x 4) detects {points} or more with 80% power, "
         f"and 20 points with {100 * own['power']:.0f}%."
     )
+    assert "at the speed of pilot: 4 attempts per second" in " ".join(
+        plan(maze, "--pilot", "pilot").out.split()
+    )
+    (maze.workspace.evals_dir / "pilot/metrics.json").unlink()
+    assert "Time" not in plan(maze, "--pilot", "pilot").out
 
 
 def test_default_screen_has_five_designs(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,14 +84,14 @@ def test_default_screen_has_five_designs(maze: Maze, monkeypatch: pytest.MonkeyP
 
 
 def test_pilot_and_baseline(maze: Maze) -> None:
-    write_journalled_run(maze.workspace.evals_dir / "base", [HARD, HARD, FAIR] * 10)
+    write_journalled_run(maze.workspace.evals_dir / "base", [HARD, HARD, FAIR] * 10, inputs={"seed": 1})
     alone = plan(maze, "--pilot", "pilot", "--json").resource
     both = plan(maze, "--pilot", "pilot", "--against", "base", "--json").resource
     assert (both["pilot"], both["against"], both["spread"]["basis"]) == ("pilot", "base", "two runs")
     assert both["config_design"]["sees"]["value"] < alone["config_design"]["sees"]["value"]
     assert any("all 30 rows are in both runs" in note for note in both["notes"])
     gaps: list[list[float | None]] = [*([HARD] * 29), [None, *HARD[1:]]]
-    write_journalled_run(maze.workspace.evals_dir / "gaps", gaps)
+    write_journalled_run(maze.workspace.evals_dir / "gaps", gaps, inputs={"seed": 2})
     with_gaps = plan(maze, "--pilot", "pilot", "--against", "gaps", "--json").resource
     assert "gaps: 1 of 120 attempts have no score and are omitted." in with_gaps["notes"]
     baseline = plan(maze, "--against", "base", "--json").resource
@@ -167,9 +174,11 @@ def test_refusals(maze: Maze) -> None:
         maze.workspace.evals_dir / "other", [FAIR, HARD], digests=[f"{row:032x}" for row in (900, 901)]
     )
     apart = plan(maze, "--pilot", "pilot", "--against", "other", "--json")
-    assert apart.status == 1 and "no rows with a score in common" in apart.error["message"]
+    assert apart.status == 1
+    assert apart.error["message"] == maze.osmosis("eval", "compare", "other", "pilot", "--json").error["message"]
+    assert "leave out --against" in apart.error["hint"]
     itself = plan(maze, "--pilot", "pilot", "--against", "pilot", "--json")
-    assert itself.status == 1 and "the same run" in itself.error["message"]
+    assert itself.status == 1 and "compared with itself" in itself.error["message"]
 
 
 def test_platform_run_with_counts(maze: Maze) -> None:

@@ -102,7 +102,7 @@ def plan(
     goal: Goal, *, of: VarianceComponents | None = None, cost: float | None = 0.01, rows: int = 100
 ) -> EvalPlan:
     outlook = Outlook.of_two_runs(of or spread(rows=100_000), goal, samples=400)
-    return EvalPlan(goal, outlook, AttemptPrice(cost, 2.0, at_once=8), own_rows=rows, own_n=4)
+    return EvalPlan(goal, outlook, AttemptPrice(cost, per_second=4.0), own_rows=rows, own_n=4)
 
 
 def test_plan_of_the_config() -> None:

@@ -11,7 +11,7 @@ from osmosis_ai.decisions.run_dataset import dataset_files, dataset_name
 from osmosis_ai.decisions.samples import ComparedInputs, RunSamples, distinct_rows, sample_array
 from osmosis_ai.errors import ConflictError, NotFoundError
 from osmosis_ai.evaluation.journal import JournalCorruptionError, salvage_hint
-from osmosis_ai.evaluation.lenient_json import as_table, as_text
+from osmosis_ai.evaluation.lenient_json import as_number, as_table, as_text
 from osmosis_ai.evaluation.local_results import LocalResults, pass_threshold_of
 from osmosis_ai.evaluation.manifest import Manifest, inputs_digest
 from osmosis_ai.evaluation.run_directory import RunDirectory
@@ -39,6 +39,8 @@ def read_local_samples(path: Path) -> RunSamples:
         judges.update(model for model in models if isinstance(model, str))
 
     results.advance(add)
+    metrics = results.directory.read_metrics() or {} if results.unfinished is None else {}
+    duration_ms = as_number(as_table(metrics.get("eval_run")).get("duration_ms"))
     source_rows = (source_row for part in manifest.selected_rows() for source_row in part)
     known = ((row, digests[row], place) for row, place in enumerate(source_rows) if digests[row])
     keys, places, row_of = distinct_rows(table.rows, known)
@@ -56,6 +58,7 @@ def read_local_samples(path: Path) -> RunSamples:
         planned=len(table),
         unfinished=results.unfinished,
         reward_range=manifest.reward_range,
+        duration_s=duration_ms and duration_ms / 1000,
     )
 
 

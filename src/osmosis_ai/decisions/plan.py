@@ -100,11 +100,10 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class AttemptPrice:
-    """Cost and duration of one attempt; None if unknown."""
+    """Cost of an attempt, and how many end per second; None if unknown."""
 
     cost_usd: float | None = None
-    duration_s: float | None = None
-    at_once: int = 1
+    per_second: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,9 +271,8 @@ class EvalPlan:
         if self.goal.judged_by is not None:
             test: dict[str, Any] = {key: self._test[key] for key in ("confidence", "pass_or_fail")}
             power = power_of(self.goal.judged_by, self.outlook.likely, rows, n, **test)
-        if self.price.duration_s is not None:
-            # The last round of attempts takes as long as a full one.
-            duration = math.ceil(rows * n / self.price.at_once) * self.price.duration_s
+        if self.price.per_second:
+            duration = rows * n / self.price.per_second
         if self.price.cost_usd is not None:
             cost = rows * (self.goal.row_cost_usd + n * self.price.cost_usd)
         return Design(

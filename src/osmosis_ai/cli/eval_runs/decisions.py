@@ -637,19 +637,23 @@ def _main_designs(planned: PlannedEval) -> list[Design]:
 
 
 def _plan_table(planned: PlannedEval, designs: Sequence[Design]) -> Table:
-    plan, goal, at_once = planned.plan, planned.plan.goal, planned.plan.price.at_once
+    plan, goal, speed = planned.plan, planned.plan.goal, planned.plan.price.per_second
     unit = " (points)" if planned.metric == "pass_rate" else ""
     headings = ["Rows", "n", "Attempts", f"Detects{unit}"]
     headings += ["Range"] if plan.outlook.possible else []
     headings += [f"Power at {_amount(planned, goal.judged_by)}"] if goal.judged_by is not None else []
-    headings += ["Cost", "Time"]
+    headings += ["Cost", "Time"] if speed else ["Cost"]
+    note = (
+        f"detects: the smallest difference found with {_power(planned)} power at {100 * goal.confidence:g}% confidence; "
+        "cost of one run"
+    )
+    if speed:
+        note += f"; time at the speed of {planned.pilot}: {speed:.2g} attempts per second, start-up included"
     return Table(
         [*(Column(heading, right=True) for heading in headings), ""],
         [_plan_row(planned, design) for design in designs],
         title="Designs",
-        note=f"detects: the smallest difference found with {_power(planned)} power at "
-        f"{100 * goal.confidence:g}% confidence; cost and time of one run, "
-        f"{'one attempt at a time' if at_once == 1 else f'{at_once} attempts at a time'}",
+        note=note,
         in_plain=True,
     )
 
@@ -666,7 +670,7 @@ def _plan_row(planned: PlannedEval, design: Design) -> Sequence[Cell]:
     if plan.goal.judged_by is not None:
         cells.append(percent(design.power, digits=0))
     cells.append("unknown" if design.cost_usd is None else money(design.cost_usd))
-    cells.append("unknown" if design.duration_s is None else duration(design.duration_s))
+    cells += [] if design.duration_s is None else [duration(design.duration_s)]
     marks = {"config": plan.own, "cheapest": plan.cheapest, "best": plan.best}
     return (*cells, ", ".join(mark for mark, marked in marks.items() if design == marked))
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from osmosis_ai.config.decisions import MOST_CONFIDENCE
 from osmosis_ai.datasets import count_records
+from osmosis_ai.decisions.comparability import Allowances, require_comparable
 from osmosis_ai.decisions.plan import ICC_RANGE, SMALL_PILOT, AttemptPrice, EvalPlan, Goal, Outlook
 from osmosis_ai.decisions.samples import ComparedInputs, RunSamples, match_rows
-from osmosis_ai.errors import OsmosisError, UsageError
+from osmosis_ai.errors import ConflictError, OsmosisError, UsageError
 from osmosis_ai.services.eval_runs.resolver import Client
 from osmosis_ai.services.eval_runs.samples import find_run_samples
 from osmosis_ai.statistics.variance import VarianceComponents
@@ -156,11 +157,11 @@ def plan_eval(
         notes.append(f"the dataset has {dataset_rows:,} rows; beyond them, rows have to be made.")
     if evidence.model not in (None, config.experiment.model_path):
         notes.append(
-            f"the pilot used {evidence.model}, the config {config.experiment.model_path}: cost and variance are the "
-            "pilot's."
+            f"the pilot used {evidence.model}, the config {config.experiment.model_path}: cost, time and variance are "
+            "the pilot's."
         )
     cost = 0.0 if evidence.cost_usd is None and _is_free(config) else evidence.cost_usd
-    price = AttemptPrice(cost, evidence.duration_s, at_once=config.evaluation.batch_size or 1)
+    price = AttemptPrice(cost, evidence.per_second)
     if cost is None:
         notes.append("the cost of an attempt is unknown; use a pilot that recorded it.")
         if request.max_cost is not None:
@@ -187,7 +188,7 @@ def plan_eval(
 
 @dataclass(frozen=True)
 class _Evidence:
-    """Measured or assumed variance, and the cost of an attempt of the pilot."""
+    """Measured or assumed variance, and the cost and speed of the pilot's attempts."""
 
     outlook: Outlook
     names: tuple[str, ...] = ()
@@ -195,7 +196,7 @@ class _Evidence:
     icc: float | None = None
     model: str | None = None
     cost_usd: float | None = None
-    duration_s: float | None = None
+    per_second: float | None = None
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -237,11 +238,11 @@ class _Evidence:
 
     @classmethod
     def of_two(cls, request: PlanRequest, goal: Goal, run: RunSamples, base: RunSamples) -> _Evidence:
-        if run.run_id == base.run_id:
-            raise OsmosisError(
-                f"--pilot and --against are the same run, {run.name}: there is no difference to measure."
-            )
-        matched = match_rows(base, run)
+        try:
+            matched = require_comparable(base, run, Allowances(partial=True)).matched or match_rows(base, run)
+        except ConflictError as error:
+            error.hint = _PILOT_ALONE
+            raise
         a, b = _scored(base, request.metric, matched.index_a), _scored(run, request.metric, matched.index_b)
         spread = VarianceComponents.of_pairs(*a, *b)
         if spread is None:
@@ -249,7 +250,7 @@ class _Evidence:
             raise OsmosisError(
                 f"{run.name} and {base.name} have {'no' if not matched.common else 'fewer than two'} rows with a score "
                 f"in common: {matched.words}.",
-                hint="leave out --against to plan with the pilot alone",
+                hint=_PILOT_ALONE,
             )
         _require_variance(spread, f"every row of {run.name} and {base.name}", request, b[0])
         outlook = Outlook.of_two_runs(spread, goal, samples=int(a[0].size + b[0].size))
@@ -270,7 +271,6 @@ class _Evidence:
     ) -> _Evidence:
         """Return the evidence of runs, the pilot first, with the cost of an attempt of the pilot."""
         pilot = runs[0]
-        duration_ms = _mean(pilot, "duration_ms")
         return cls(
             outlook,
             names=tuple(run.name for run in runs),
@@ -278,7 +278,7 @@ class _Evidence:
             icc=spread.icc,
             model=pilot.inputs.model,
             cost_usd=_mean(pilot, "cost_usd"),
-            duration_s=None if duration_ms is None else duration_ms / 1000,
+            per_second=pilot.samples.size / pilot.duration_s if pilot.duration_s else None,
             notes=(
                 *(note for run in runs for note in _run_notes(run)),
                 *notes,
@@ -287,6 +287,7 @@ class _Evidence:
         )
 
 
+_PILOT_ALONE = "leave out --against to plan with the pilot alone"
 _HALF_SHARED = (
     "half of the between-row variance is assumed to be shared with the other run; --pilot and --against "
     "together measure it."

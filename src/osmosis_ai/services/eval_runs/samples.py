@@ -113,6 +113,7 @@ def _without_samples(found: DescribedEvaluation) -> RunSamples:
         unfinished=unfinished_there(run),
         imported=run.imported.words if run.imported is not None else None,
         revision=run.revision,
+        duration_s=found.duration_ms / 1000 if found.duration_ms and run.status == "finished" else None,
     )
 
 

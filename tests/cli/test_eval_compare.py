@@ -175,7 +175,7 @@ def test_different_graders_and_identical_samples(maze: Maze) -> None:
 
     record(maze, "twin", passes(BETTER), model_path="openai/fern")
     refused = compare(maze, "fern", "twin")
-    assert refused.status == 1 and "have the same samples: seed 0" in refused.err
+    assert refused.status == 1 and "have the same attempts: seed 0" in refused.err
     assert compare(maze, "fern", "twin", "--allow-same").status == 0
 
 

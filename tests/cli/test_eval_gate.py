@@ -116,7 +116,7 @@ def test_unusual_pass_threshold(good: Maze, threshold: float, value: float, show
     metrics.write_text(json.dumps({"summary": {"pass_threshold": threshold}}))
     (rate,) = rules_of(gate(good, "good", "--min", "pass_rate=0.85"))
     assert rate["value"] == value
-    assert ("a sample passes at a reward of 0." in rate["reason"]) == shown
+    assert ("an attempt passes at a reward of 0." in rate["reason"]) == shown
 
 
 def test_manifest_cannot_hide_rows(maze: Maze) -> None:
@@ -658,7 +658,7 @@ def test_platform_without_rows(maze: Maze) -> None:
     for rule in rules_of(outcome):
         # 10 of 10 rows: 0.05 ** (1 / 10).
         assert rule["at_least"] == pytest.approx(0.7411, abs=1e-4)
-        assert "does not report the row of each sample" in rule["reason"]
+        assert "does not report the row of each attempt" in rule["reason"]
     (unclear,) = rules_of(gate(maze, "amber-otter-42", "--max", "failed=0.2"))
     assert unclear["verdict"] == "unclear" and unclear["settles"].startswith("about 1")
     reward = gate(maze, "amber-otter-42", "--min", "reward=0.5", "--max", "infrastructure=0.1")

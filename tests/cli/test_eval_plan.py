@@ -175,7 +175,9 @@ def test_refusals(maze: Maze) -> None:
     )
     apart = plan(maze, "--pilot", "pilot", "--against", "other", "--json")
     assert apart.status == 1
-    assert apart.error["message"] == maze.osmosis("eval", "compare", "other", "pilot", "--json").error["message"]
+    assert (
+        apart.error["message"] == maze.osmosis("eval", "compare", "other", "pilot", "--json").error["message"]
+    )
     assert "leave out --against" in apart.error["hint"]
     itself = plan(maze, "--pilot", "pilot", "--against", "pilot", "--json")
     assert itself.status == 1 and "compared with itself" in itself.error["message"]

@@ -200,7 +200,7 @@ ARTIFACTS = f"rollout_trials/{rollout_id(1)}/artifacts"
         (_rewrite("metrics.json", id="f" * 32), "is not that of the run"),
         (
             _edit("events.jsonl", lambda text: text[: text.rindex("\n", 0, -1) + 1]),
-            "1 of 6 samples are pending",
+            "1 of 6 attempts are pending",
         ),
         (lambda directory: (directory / "events.jsonl").unlink(), "events.jsonl' is missing"),
         (

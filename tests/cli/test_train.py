@@ -519,7 +519,7 @@ def test_show_unsupported(maze: Maze) -> None:
     maze.get("/training-runs/tr_8").respond(json=train_replies.DETAIL)
     error = maze.osmosis("train", "show", "tr_8", "--json").error
     assert error["code"] == "PLATFORM_ERROR"
-    assert "does not support the validation samples of training runs" in error["message"]
+    assert "does not support the validation attempts of training runs" in error["message"]
 
 
 def test_warnings_are_shown_while_watching_and_a_collapsed_run_is_not_deployed(maze: Maze) -> None:

@@ -99,7 +99,7 @@ def test_identical_samples() -> None:
     a, b = run_of([[1.0]], name="a", inputs=INPUTS), run_of([[1.0]], name="b", inputs=INPUTS)
     with pytest.raises(ConflictError, match=r"a and a\.archive are the same run"):
         require_comparable(a, replace(a, name="a.archive"), Allowances(same=True))
-    with pytest.raises(ConflictError, match="have the same samples: seed 0, model osmosis/tiny"):
+    with pytest.raises(ConflictError, match="have the same attempts: seed 0, model osmosis/tiny"):
         require_comparable(a, b)
     for change in ({"seed": 1}, {"source_digest": "6" * 64}, {"env": {"STYLE": "terse"}}):
         assert require_comparable(a, replace(b, inputs=replace(INPUTS, **change))).notes == ()

@@ -311,7 +311,7 @@ def test_index_entries_are_sorted() -> None:
         (entry(7), "line 2 is of row 7, attempt 0, and the run has 2 rows and 1 attempts on each"),
         (entry(1, run_index=1), "line 2 is of row 1, attempt 1"),
         (entry(0, rollout_id="f" * 32), "row 0, attempt 0 is listed twice"),
-        (entry(1, rollout_id="0" * 32), "two samples have the rollout ID"),
+        (entry(1, rollout_id="0" * 32), "two attempts have the rollout ID"),
         (entry(1, rollout_id="../../../etc"), "`$.rollout_id`"),
         (entry(1, status="perfect"), "`$.status`"),
         (entry(1, reward="1e9"), "`$.reward`"),
@@ -335,7 +335,7 @@ def test_invalid_index_line(line: bytes, said: str) -> None:
 
 
 def test_missing_index_entries() -> None:
-    with pytest.raises(OsmosisError, match="3 of 4 samples are missing, the first is row 0, attempt 1"):
+    with pytest.raises(OsmosisError, match="3 of 4 attempts are missing, the first is row 0, attempt 1"):
         read_index([entry(0)], rows=2, n=2)
 
 

@@ -602,7 +602,7 @@ def test_killed_run(evals: Path, pages: TestClient, tmp_path: Path) -> None:
     assert "damaged" not in page, "a line that was not ended is no damage"
     assert "3 attempts." in page_text(pages.get("/evals/killed/samples"))
     missing = page_text(pages.get("/evals/killed/samples/1.1"), status=404)
-    assert "has no sample of row 1, attempt 1" in missing
+    assert "has no attempt of row 1, attempt 1" in missing
     assert "<p>Rows are numbered 0 to 1, attempts 0 to 1; this one has no result.</p>" in missing
     near = ["1.0", "0.1", "0.0"]
     assert re.findall(r'<a href="/evals/killed/samples/([0-9.]+)">Row', missing) == near
@@ -611,7 +611,7 @@ def test_killed_run(evals: Path, pages: TestClient, tmp_path: Path) -> None:
     # However large the number is, it is a sample that is not there.
     for row in ("9", "9" * 10, "9" * 40):
         missing = page_text(pages.get(f"/evals/killed/samples/{row}.0"), status=404)
-        assert f"has no sample of row {row}, attempt 0" in missing and "samples/1.0" in missing
+        assert f"has no attempt of row {row}, attempt 0" in missing and "samples/1.0" in missing
     assert "3 of 4 planned" in reported(run, tmp_path / "report.html")
 
 

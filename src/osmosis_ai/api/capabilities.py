@@ -27,7 +27,7 @@ class Capability(Enum):
     MODEL_DOWNLOADS = "model-downloads", "downloading models", False
     SERVED_AGENTS = "served-agents", "served agents", False
     TRAINING_RESUME = "training-resume", "resuming training runs", False
-    TRAINING_VALIDATION = "training-validation", "the validation samples of training runs", False
+    TRAINING_VALIDATION = "training-validation", "the validation attempts of training runs", False
     SECRET_AUDIT = "secret-audit", "the secret access log", False
 
     def __new__(cls, value: str, what: str, of_the_contract: bool) -> Capability:

@@ -73,7 +73,7 @@ def require_comparable(a: RunSamples, b: RunSamples, allowed: Allowances | None 
         if not allowed.same and _same_settings(a.inputs, b.inputs):
             # No difference between them is news.
             raise ConflictError(
-                f"{a.name} and {b.name} have the same samples: seed {a.inputs.seed}, model {a.inputs.model} and the "
+                f"{a.name} and {b.name} have the same attempts: seed {a.inputs.seed}, model {a.inputs.model} and the "
                 "same code.",
                 hint="run one of them with another --seed, or pass --allow-same",
             )

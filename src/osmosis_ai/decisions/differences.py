@@ -543,7 +543,7 @@ def unpaired_difference(
 def difference_of_counts(a: PassCounts, b: PassCounts, *, confidence: float = CONFIDENCE) -> Difference:
     """Estimate by how much the pass rate of B lies above that of A from counts alone: Newcombe's interval."""
     if not a.samples or not b.samples:
-        raise ValueError("a rate needs samples")
+        raise ValueError("a rate needs attempts")
     warning = None
     if a.samples > a.rows or b.samples > b.rows:
         warning = "from counts alone: each row counts once, regardless of its attempts"

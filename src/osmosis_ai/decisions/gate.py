@@ -127,7 +127,7 @@ class Evidence:
     def of(cls, found: Estimate | Difference | None) -> Evidence:
         """Return a number and its bounds as evidence."""
         if found is None:
-            return cls(note="no sample has this number.")
+            return cls(note="no attempt has this number.")
         if isinstance(found, Difference):
             rows, samples, p, note = found.rows, found.samples, found.p, found.reason or ""
         else:
@@ -499,7 +499,7 @@ def _why(evidence: Evidence, otherwise: str) -> str:
 
 
 def _sentence(clause: str, evidence: Evidence, advice: str = "") -> str:
-    over = [f"{evidence.samples} samples" if evidence.samples is not None else ""]
+    over = [f"{evidence.samples} attempts" if evidence.samples is not None else ""]
     over += [f"{evidence.rows} rows" if evidence.rows is not None else ""]
     counted = " of ".join(part for part in over if part)
     text = f"{clause} ({counted})" if counted else clause

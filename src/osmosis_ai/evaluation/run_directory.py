@@ -205,7 +205,7 @@ def read_index(lines: Iterable[bytes], *, rows: int, n: int) -> list[IndexEntry]
         if attempt in found:
             raise _damaged(f"{where} is listed twice")
         if entry.rollout_id in rollouts:
-            raise _damaged(f"two samples have the rollout ID {entry.rollout_id}")
+            raise _damaged(f"two attempts have the rollout ID {entry.rollout_id}")
         if entry.error_type is not None:
             entry = msgspec.structs.replace(entry, error_type=entry.error_type[:_MAX_ERROR_CHARS])
         found[attempt] = entry
@@ -216,7 +216,7 @@ def read_index(lines: Iterable[bytes], *, rows: int, n: int) -> list[IndexEntry]
             (row, run) for row in range(rows) for run in range(n) if (row, run) not in found
         )
         first = f"the first is row {row}, attempt {run_index}"
-        raise _damaged(f"{missing} of {rows * n} samples are missing, {first}")
+        raise _damaged(f"{missing} of {rows * n} attempts are missing, {first}")
     return [found[attempt] for attempt in sorted(found)]
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _NEEDED = {
     "metrics": ("metrics.json", "the numbers"),
-    "trajectories": ("summary.jsonl", "the list of samples"),
+    "trajectories": ("summary.jsonl", "the list of attempts"),
     "logs": ("logs.txt", "the log"),
 }
 """Required file and its description, by the file type that downloads it."""
@@ -126,13 +126,13 @@ def as_local_run(directory: Path) -> Iterator[Path]:
         listed = _write_journal(run, local.events)
         if not listed.samples:
             unread = (
-                f": {amount(listed.unread, 'line')} of its list of samples cannot be read"
+                f": {amount(listed.unread, 'line')} of its list of attempts cannot be read"
                 if listed.unread
                 else ""
             )
             raise NoSampleListedError(
                 f"The run downloaded to '{directory}' has no attempts{unread}.",
-                hint=f"download the list of samples again: {fetching(directory, 'trajectories')}",
+                hint=f"download the list of attempts again: {fetching(directory, 'trajectories')}",
             )
         downloaded = RunDirectory(directory)
         written = downloaded.read_metrics() or {}
@@ -322,7 +322,7 @@ def _missing_data(
 ) -> Iterator[str]:
     if facts.get("samples_unread") is True:
         yield (
-            "The platform's details of single samples cannot be read: error sources, previews and "
+            "The platform's details of single attempts cannot be read: error sources, previews and "
             "costs are not included here."
         )
     if isinstance(large := facts.get("unread"), int) and large:
@@ -333,12 +333,12 @@ def _missing_data(
         )
     if listed.unread:
         yield (
-            f"{amount(listed.unread, 'line')} of the platform's list of its samples cannot be read: "
-            "these samples are omitted."
+            f"{amount(listed.unread, 'line')} of the platform's list of its attempts cannot be read: "
+            "these attempts are omitted."
         )
     if counted is not None and counted > listed.samples:
         yield (
-            f"Its numbers are of {counted:,} samples, of which the list of samples has "
+            f"Its numbers are of {counted:,} attempts, of which the list of attempts has "
             f"{listed.samples:,}: the others are omitted."
         )
     if without_metrics:

@@ -380,7 +380,7 @@ def no_sample(
     numbers = f"rows are numbered 0 to {rows - 1}" + (f", attempts 0 to {n - 1}" if n else "")
     without = "; this one has no result" if row < rows and (attempt or 0) < n else ""
     return NotFoundError(
-        f"{subject or f'the run `{run[:100]}`'} has no sample of {asked}.",
+        f"{subject or f'the run `{run[:100]}`'} has no attempt of {asked}.",
         hint=numbers + without if rows else "which rows it has is not known",
         details={
             "run": run,

@@ -309,7 +309,7 @@ CANNOT_BE_ANNOUNCED: list[tuple[dict[str, Any], str]] = [
     (_with_run(completed_at="2026-11-01T08:00:00Z"), "ends before it starts"),
     (_with_run(started_at="0001-06-01T00:00:00Z"), "the year 1 is not that of any run"),
     (_with_run(started_at="0001-01-01T00:00:00+14:00"), "no moment of a calendar in UTC"),
-    (_with_run(evaluation_config={"n": 10**9, "pass_threshold": 1.0}), "samples; this platform takes"),
+    (_with_run(evaluation_config={"n": 10**9, "pass_threshold": 1.0}), "attempts; this platform takes"),
     (_with_run(evaluation_config={"n": 0, "pass_threshold": 1.0}), "n"),
     (_with_rows("5-1"), "rows and ranges"),
     (_with_rows("0-999999999"), "uses more than 100,000 rows"),
@@ -338,7 +338,7 @@ def test_a_path_cannot_be_a_file_and_a_directory(api: TestClient, run: LocalRun)
     [
         ("MOST_FILES", 3, "this platform takes 3 of a run"),
         ("MOST_TOTAL_BYTES", 100, "this platform takes 100 of a run"),
-        ("MOST_SAMPLES", 5, "a run of 6 samples; this platform takes 1 to 5"),
+        ("MOST_SAMPLES", 5, "a run of 6 attempts; this platform takes 1 to 5"),
         ("MOST_TRAJECTORY_BYTES", 10, "10 are the most"),
     ],
 )
@@ -406,9 +406,9 @@ def _having(path: str, content: Any) -> LocalRun:
 
 FIRST = f"rollout_trials/{rollout_id(0)}/trajectory.json"
 INCONSISTENT: list[tuple[LocalRun, str]] = [
-    (_spoilt(rollout_id=rollout_id(0)), "two samples have the rollout ID"),
+    (_spoilt(rollout_id=rollout_id(0)), "two attempts have the rollout ID"),
     (_spoilt(trajectory_filename=None), "the index names another trajectory"),
-    (_having("progress.json", {"total_runs": 7, "sampled_rows": 3, "total_dataset_rows": 9}), "7 samples"),
+    (_having("progress.json", {"total_runs": 7, "sampled_rows": 3, "total_dataset_rows": 9}), "7 attempts"),
     (
         _having("progress.json", {"total_runs": 6, "sampled_rows": 3, "total_dataset_rows": 5}),
         "row 5 was used",
@@ -418,7 +418,7 @@ INCONSISTENT: list[tuple[LocalRun, str]] = [
     (_having(FIRST, b"{"), "no valid JSON"),
     (_having(FIRST, {**trajectory(0), "steps": []}), "no valid trajectory: steps"),
     (_having(FIRST, trajectory(1)), "the trajectory of another rollout"),
-    (_having(f"rollout_trials/{rollout_id(9)}/artifacts/x", b"x"), "the index has no such sample"),
+    (_having(f"rollout_trials/{rollout_id(9)}/artifacts/x", b"x"), "the index has no such attempt"),
     (
         _having(
             FIRST,

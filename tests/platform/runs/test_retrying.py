@@ -161,7 +161,7 @@ def test_refusals(
 ) -> None:
     assert "it is pending" in refused(api, EVALS.taken(api)["name"], 409, "CONFLICT")
     run = ended(api, services, {(row, attempt): PASSED for row in range(3) for attempt in range(2)})
-    assert "every sample has a score" in refused(api, run["name"], 409, "CONFLICT")
+    assert "every attempt has a score" in refused(api, run["name"], 409, "CONFLICT")
     refused(api, "nobody", 404, "NOT_FOUND")
     foreign = api.post(f"{RUNS}/{run['id']}/retry", json={}, headers=stranger.headers)
     assert_flat_error(foreign, 404, "NOT_FOUND")

@@ -349,7 +349,7 @@ def test_a_validation_conversation(api: TestClient, trainer: FakeTrainer) -> Non
     missing = api.get(f"{RUNS}/{trainer.run.name}/validation/0/0").json()
     assert (missing.get("text"), missing["missing"]) == (
         None,
-        "The platform has no trajectory of this sample.",
+        "The platform has no trajectory of this attempt.",
     )
     for place in ("9999999999999999999999/0", "-1/0"):
         assert api.get(f"{RUNS}/{trainer.run.name}/validation/{place}").json()["missing"]

@@ -287,7 +287,9 @@ def show(
     passed: options.PassedOption = False,
     below: options.BelowOption = False,
     failed: options.FailedOption = False,
-    flaky: Annotated[bool, typer.Option("--flaky", help="Rows that pass in only some attempts.")] = False,
+    flaky: Annotated[
+        bool, typer.Option("--flaky", help="Rows with mixed outcomes: some attempts pass.")
+    ] = False,
     unscored: options.UnscoredOption = False,
     finish: options.FinishOption = None,
     search: options.SearchOption = "",
@@ -359,7 +361,7 @@ def _watch_local(run: str, directory: Path) -> OperationResult:
     def standing(seen: WatchedRun) -> runs.RunStanding:
         progress, note = seen.progress, runs.evaluation_note(seen.progress)
         return runs.RunStanding(
-            seen.run_name, seen.status, progress.completed, progress.total, "rollouts", note
+            seen.run_name, seen.status, progress.completed, progress.total, "attempts", note
         )
 
     watcher = RunWatcher(directory)

@@ -285,7 +285,7 @@ def _failed_row(record: TerminalRecord) -> Sequence[Cell]:
 
 
 def _row_behaviour(estimates: Estimates) -> Iterator[Block]:
-    """Yield the flaky rows, and whether more rows or more attempts would help."""
+    """Yield the rows with mixed outcomes, and whether more rows or more attempts would help."""
     flaky = estimates.flaky
     if flaky is not None and flaky.worst:
         shown = len(flaky.worst)
@@ -296,7 +296,7 @@ def _row_behaviour(estimates: Estimates) -> Iterator[Block]:
                 (row.row_index, row.source_row_index, Styled(f"{row.passed} of {row.scored}", "warn"))
                 for row in flaky.worst
             ],
-            title="Flaky rows",
+            title="Rows with mixed outcomes",
             note=f"{formats.count(flaky.count)} of {amount(flaky.of, 'row')} passed only some of their attempts{listed}",
             in_plain=True,
         )
@@ -319,7 +319,7 @@ def sliced_info(name: str, output: str | None, columns: Sequence[str]) -> Detail
     from osmosis_ai.decisions.samples import run_slices
     from osmosis_ai.services.eval_runs.samples import find_run_samples
 
-    with platform_context() as context, current().status("Fetching samples"):
+    with platform_context() as context, current().status("Fetching attempts"):
         found = run_slices(find_run_samples(f"platform:{name}", client=lambda: context.client), columns)
     return replace(
         shown,

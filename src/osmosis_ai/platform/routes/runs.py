@@ -211,7 +211,7 @@ def sample_position(cursor: str) -> tuple[int, int]:
     """Return the two numbers of a cursor."""
     match = _CURSOR.fullmatch(cursor)
     if match is None:
-        raise OsmosisError("`cursor` did not come from a page of samples.", details={"field": "cursor"})
+        raise OsmosisError("`cursor` did not come from a page of attempts.", details={"field": "cursor"})
     return int(match[1]), int(match[2])
 
 

@@ -99,7 +99,7 @@ def check_announcement(start: EvalImportStart) -> None:
     samples = len(selected_rows(start.run)) * start.run.evaluation_config.n
     if not 1 <= samples <= MOST_SAMPLES:
         raise _refused(
-            f"a run of {samples:,} samples; this platform takes 1 to {MOST_SAMPLES:,}",
+            f"a run of {samples:,} attempts; this platform takes 1 to {MOST_SAMPLES:,}",
             "run.evaluation_config.n",
         )
     _check_files(start.files)
@@ -407,7 +407,7 @@ def _read_progress(blobs: BlobStore, file: DbEvalImportFile, rows: Selection, n:
     total_runs, sampled, total = map(int, numbers)
     if (total_runs, sampled) != (len(rows) * n, len(rows)):
         raise _inconsistent(
-            PROGRESS, f"{total_runs} samples of {sampled} rows, and the run has {n} on each of {len(rows)}"
+            PROGRESS, f"{total_runs} attempts of {sampled} rows, and the run has {n} on each of {len(rows)}"
         )
     if total <= rows.indices[-1]:
         raise _inconsistent(PROGRESS, f"row {rows.indices[-1]} was used of a dataset of {total} rows")
@@ -428,7 +428,7 @@ def _read_trajectories(
             continue
         entry = by_rollout.get(found.rollout_id)
         if entry is None:
-            raise _inconsistent(path, "the index has no such sample")
+            raise _inconsistent(path, "the index has no such attempt")
         if found.trajectory is None:
             continue
         if found.trajectory != entry.trajectory_filename:

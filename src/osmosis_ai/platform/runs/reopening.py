@@ -155,7 +155,7 @@ class RunReopener:
         no_reward, missing = failed.pop("", 0), planned - made
         if not failed and not no_reward and not missing:
             raise ConflictError(
-                f"the evaluation run '{run.name}' has nothing to retry: every sample has a score or was "
+                f"the evaluation run '{run.name}' has nothing to retry: every attempt has a score or was "
                 "skipped by its grader."
             )
         checked = self._check(run, user, provided)

@@ -385,7 +385,7 @@ def _training_facts(run: DbRun, curves: Curves) -> Iterator[tuple[str, str]]:
 def _common_facts(run: DbRun) -> Iterator[tuple[str, str]]:
     done = run.progress or {}
     if done:
-        yield "Progress", f"{done.get('completed') or 0:,} of {done.get('total') or 0:,} samples"
+        yield "Progress", f"{done.get('completed') or 0:,} of {done.get('total') or 0:,} attempts"
     yield "Entrypoint", str((run.request.get("experiment_config") or {}).get("entrypoint") or "")
     yield "Branch", run.branch or ""
     yield "Seed", str(run.seed) if run.imported is None else ""

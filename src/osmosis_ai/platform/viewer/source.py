@@ -100,7 +100,7 @@ _LARGEST = 2**31 - 1
 _MOST_HELD_BYTES = 1 << 20
 """Maximum cached bytes of a journal; in a larger one each sample is looked up again."""
 _STORE_AWAY = "The platform cannot get at its stored files now; try again a little later."
-_TRAJECTORY_MISSING = "The platform has no trajectory of this sample."
+_TRAJECTORY_MISSING = "The platform has no trajectory of this attempt."
 _RECORDED = (
     *("rollout_id", "prompt_tokens", "completion_tokens", "model_calls", "lost_attempts", "error_type"),
     *("resumed", "notes", "parts", "finish_reasons"),

@@ -448,7 +448,7 @@ def local_run(directory: Path) -> GatedRun:
         known = rulings.evidence_of(rule.metric, estimates, rows=found.rows, confidence=settings.confidence)
         if threshold == 1.0 or rule.kind not in ("pass_rate", "pass@K"):
             return known
-        said = f"a sample passes at a reward of {threshold:g}."
+        said = f"an attempt passes at a reward of {threshold:g}."
         return replace(known, note=f"{known.note.rstrip('.')}; {said}" if known.note else said)
 
     return GatedRun(
@@ -585,9 +585,9 @@ def _evidence_of_counts(counts: CountsOnly, rule: Rule, settings: ChangeSettings
     """Return the evidence that counts give for a rule's metric."""
     metric, rows = rule.metric, counts.rows
     note = (
-        "the platform does not report the row of each sample: each row counts once."
+        "the platform does not report the row of each attempt: each row counts once."
         if rows is not None
-        else "the platform does not report the number of rows: samples are treated as independent."
+        else "the platform does not report the number of rows: attempts are treated as independent."
     )
 
     def share(hits: float | None, samples: int | None) -> Evidence:

@@ -174,7 +174,7 @@ def _entries(found: RunDirectory, manifest: Manifest) -> list[IndexEntry]:
     # The public SDK writes no checksums.
     load_results(found.events, table, without_crc=True)
     if table.open_count:
-        left = f"{table.open_count} of {rows * n} samples are pending"
+        left = f"{table.open_count} of {rows * n} attempts are pending"
         raise _refused(f"the run '{manifest.run_name}' is not finished: {left}", "run it again to continue")
     with _opened(found.index) as lines, JournalReader(found.events, without_crc=True) as journal:
         entries = read_index(lines, rows=rows, n=n)

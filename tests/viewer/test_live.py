@@ -4,35 +4,14 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import pytest
 
-from osmosis_ai.errors import NotFoundError
 from osmosis_ai.training.runs.run_directory import ValidationSamples
 from osmosis_ai.viewer.access import SharedReads
-from osmosis_ai.viewer.live import LiveStates, Watched
-from osmosis_ai.viewer.local_runs import RunKind
-from osmosis_ai.viewer.source import RunState
 from tests.viewer.browsing import page_text, visitor
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
 from tests.viewer.source_contract import sample_record
-
-WATCHED = Watched("", "eval", "calm-fern-1")
-
-
-@dataclass
-class GrowingSource(FakeSource):
-    """A run whose attempts finish when a test says so."""
-
-    finished: int = 0
-    status: str = "running"
-    is_gone: bool = False
-
-    def state(self, kind: RunKind, run: str) -> RunState:
-        if self.is_gone:
-            raise NotFoundError(f"there is no run {run!r} here.")
-        return RunState(f"{self.finished}{'' if self.status == 'running' else '!'}", self.status)
 
 
 def test_concurrent_readers_share_one_read() -> None:
@@ -52,33 +31,6 @@ def test_concurrent_readers_share_one_read() -> None:
     with pytest.raises(ZeroDivisionError):
         reads.once("log", lambda: 1 // 0)
     assert reads.once("log", lambda: 1) == 1
-
-
-def test_state_is_read_once_for_all_viewers() -> None:
-    source, live = GrowingSource(), LiveStates(read_every_s=3600)
-    assert live.reads(WATCHED) is None
-    first = live.state(WATCHED, source)
-    reads = live.reads(WATCHED)
-    source.finished = 1
-    assert live.state(WATCHED, source) == first and live.reads(WATCHED) is reads is not None
-
-
-def test_state_follows_a_killed_and_resumed_run() -> None:
-    source, live = GrowingSource(), LiveStates(read_every_s=0)
-    seen = [live.state(WATCHED, source)]
-    for source.finished, source.status in (
-        (1, "incomplete"),
-        (2, "running"),
-        (3, "finished"),
-        (4, "running"),
-    ):
-        before = live.reads(WATCHED)
-        seen.append(live.state(WATCHED, source))
-        assert live.reads(WATCHED) is not before
-    assert [each.status for each in seen] == ["running", "incomplete", "running", "finished", "running"]
-    source.is_gone = True
-    with pytest.raises(NotFoundError):
-        live.state(WATCHED, source)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SharedReads:
-    """Cached reads of one state of a run, shared by threads."""
+    """Cached reads, shared by threads."""
 
     def __init__(self, *, most: int = 50) -> None:
         self._most = most
@@ -51,7 +51,6 @@ class SharedReads:
         return result
 
 
-Asked = ParamSpec("Asked")
 ReadT = TypeVar("ReadT")
 
 SECTIONS: Mapping[RunKind, str] = {"eval": "evals", "training": "training", "rubric": "rubrics"}
@@ -96,7 +95,6 @@ class Viewing:
     of_validation: bool = False
     is_local: bool = False
     parts: frozenset[str] | None = None
-    reads: SharedReads | None = None
 
     @property
     def sampled(self) -> RunKind:
@@ -106,13 +104,6 @@ class Viewing:
     def wants(self, part: str) -> bool:
         """Whether the reply includes this part; others need not be computed."""
         return self.parts is None or part in self.parts
-
-    def read(self, read: Callable[Asked, ReadT], *asked: Asked.args, **how: Asked.kwargs) -> ReadT:
-        """Return the result of a method of the source, shared by all viewers of the same state."""
-        if self.reads is None:
-            return read(*asked, **how)
-        key = (read.__name__, asked, tuple(sorted(how.items())))
-        return self.reads.once(key, lambda: read(*asked, **how))
 
     def live(self, kind: RunKind, run: str) -> LiveChanges | None:
         """Return the live updates of a run, or None if it does not change."""

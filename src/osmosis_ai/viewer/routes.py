@@ -8,23 +8,27 @@ from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 
+import orjson
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import HTMLResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.ui.pages import artifact_headers, page_headers
+from osmosis_ai.ui.run_numbers import score_json
 from osmosis_ai.viewer import queries
 from osmosis_ai.viewer.access import SECTIONS, RenderedPage, Viewing, refused, render
 from osmosis_ai.viewer.conversations import MEDIA_TYPES, exported_samples
-from osmosis_ai.viewer.live import Watched, add_live, live_states
+from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.pages import compare, conversation, lists, rubric, run
 
 Visitor = Callable[..., Viewing]
 """A FastAPI dependency that returns the request context."""
 PageFunction = Callable[..., RenderedPage | Response]
 """``page(view, words, **path)`` returns a page or another reply, such as a file."""
+
+_NOT_STORED = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 def viewer_router(
@@ -78,15 +82,28 @@ def add_page(
             # Below a prefix there are parameters that are not the page's.
             parameters = {name: request.path_params[name] for name in names}
             if part is not None and kind is not None and "run" in parameters:
-                watched = Watched(view.root, kind, parameters["run"])
-                reads = live_states(request.app).reads(watched)
-                view = replace(view, parts=frozenset(part.split(",")), reads=reads)
+                view = replace(view, parts=frozenset(part.split(",")))
             return answer(view, page(view, queries.words_of(request.url.query), **parameters), part=part)
         except OsmosisError as error:
             # A comparison stands below no list: it names places in all of them.
             return refusal(view, error, section="" if section == "compare" else section)
 
     router.add_api_route(path, endpoint, methods=["GET"], include_in_schema=False, response_model=None)
+
+
+def add_live(router: APIRouter, viewing: Visitor, kind: RunKind) -> None:
+    """Add the address of a run's state, for which open pages ask every two seconds."""
+
+    @router.get(f"/{SECTIONS[kind]}/{{run}}/changes", include_in_schema=False, response_model=None)
+    def changes(request: Request, view: Viewing = Depends(viewing)) -> Response:  # noqa: B008 - FastAPI's way
+        try:
+            now = view.source.state(kind, request.path_params["run"])
+        except OsmosisError as error:
+            status = 404 if isinstance(error, NotFoundError) else 400 if error.code == "VALIDATION" else 503
+            return JSONResponse({"message": error.message}, status, headers=_NOT_STORED)
+        headline = score_json(now.headline)
+        shown = {"cursor": now.cursor, "status": now.status, "headline": headline, "ended": now.ended}
+        return Response(orjson.dumps(shown), media_type="application/json", headers=_NOT_STORED)
 
 
 def answer(view: Viewing, page: RenderedPage | Response, *, part: str | None = None) -> Response:

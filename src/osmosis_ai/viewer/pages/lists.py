@@ -147,7 +147,7 @@ LINES_A_PAGE = 200
 def log(view: Viewing, words: Words, *, run: str, kind: RunKind = "eval") -> RenderedPage:
     cursor = word(words, "cursor")
     live = view.live(kind, run)
-    found = view.read(view.source.log, kind, run, limit=LINES_A_PAGE, cursor=cursor)
+    found = view.source.log(kind, run, limit=LINES_A_PAGE, cursor=cursor)
     here = view.run_href(kind, run, "log")
     return RenderedPage(
         "log.html",

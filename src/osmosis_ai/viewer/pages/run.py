@@ -55,7 +55,7 @@ _Sliced = tuple[str, Sequence[RunSlice], OsmosisError | None]
 
 def evaluation(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     live = view.live("eval", run)
-    detail = view.read(view.source.run, "eval", run)
+    detail = view.source.run("eval", run)
     headline, estimates = detail.summary.headline, detail.estimates
     passed, samples = detail.summary_numbers.get("passed"), view.run_href("eval", run, "samples")
     rows = headline.rows if headline is not None else None
@@ -135,7 +135,7 @@ def log_tail(view: Viewing, run: RunEntry) -> Mapping[str, Any]:
     """Return the end of a run's log, if the source has one."""
     log = None
     if view.wants("log"):
-        log = view.read(view.source.log, run.kind, run.name, limit=LOG_LINES).logs
+        log = view.source.log(run.kind, run.name, limit=LOG_LINES).logs
     return {"log": log, "log_href": view.run_href(run.kind, run.name, "log")}
 
 
@@ -262,8 +262,8 @@ def training(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     """Return a training run; ``smooth`` is the weight of earlier points in a smoothed curve."""
     smoothing = _smoothing(words)
     live = view.live("training", run)
-    detail = view.read(view.source.run, "training", run)
-    curves = view.read(view.source.curves, run) if _shows_curves(view) else TrainingCurves()
+    detail = view.source.run("training", run)
+    curves = view.source.curves(run) if _shows_curves(view) else TrainingCurves()
     summary = detail.summary
     return RenderedPage(
         "training.html",
@@ -358,7 +358,7 @@ def _validated(view: Viewing, run: str, start: int) -> Mapping[str, Any]:
     samples = problem = None
     if view.wants("validation"):
         try:
-            samples = view.read(view.source.validation, run)
+            samples = view.source.validation(run)
         except NotFoundError:
             raise
         except OsmosisError as error:

@@ -6,31 +6,27 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
 import orjson
 
-from osmosis_ai.controller.outcomes import Status
-from osmosis_ai.controller.record import Count, check_crc
 from osmosis_ai.errors import NotFoundError, OsmosisError, reason_of
 from osmosis_ai.evaluation.journal import (
+    Entry,
     JournalCorruptionError,
     JournalReader,
-    committed_lines,
-    damaged_line,
     not_part_of_run,
+    replay,
 )
 from osmosis_ai.evaluation.local_results import pass_threshold_of
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.files import open_regular
 from osmosis_ai.sqlite_text import ESCAPE, HOLDS, bindable, like_pattern, teach_holds
-from osmosis_ai.viewer.access import ReadT, SharedReads
 from osmosis_ai.viewer.source import (
     SORTED_BY,
     FailureCount,
@@ -49,87 +45,45 @@ from osmosis_ai.viewer.source import (
 if TYPE_CHECKING:
     from osmosis_ai.controller.record import TerminalRecord
 
+CountedT = TypeVar("CountedT")
 
 COLUMNS = (
-    "offset", "item", "status", "source_row", "row_digest", "reward", "tokens", "duration_ms", "model_latency_ms",
+    "item", "offset", "status", "source_row", "row_digest", "reward", "tokens", "duration_ms", "model_latency_ms",
     "cost_usd", "finish_reasons", "boundary", "category", "error", "input", "output",
 )  # fmt: skip
-SCHEMA = """
-CREATE TABLE samples (
-    item INTEGER PRIMARY KEY, offset INTEGER, status TEXT, source_row INTEGER, row_digest TEXT, reward REAL,
-    tokens INTEGER, duration_ms REAL, model_latency_ms REAL, cost_usd REAL, finish_reasons TEXT, boundary TEXT, category TEXT, error TEXT,
-    input TEXT, output TEXT
-);
-CREATE TABLE selected_rows (
-    place INTEGER PRIMARY KEY, cluster TEXT, tried INTEGER, passed INTEGER, flaky INTEGER NOT NULL DEFAULT 0
-)
+"""``item`` is row * n + attempt."""
+_EMPTY = f"""
+DROP TABLE IF EXISTS samples;
+DROP TABLE IF EXISTS flaky_rows;
+CREATE TABLE samples (item INTEGER PRIMARY KEY, {", ".join(COLUMNS[1:])});
+CREATE TABLE flaky_rows (place INTEGER PRIMARY KEY);
 """
-"""``item`` is row * n + attempt, ``place`` a row; duplicate rows share a ``cluster``. A ``flaky`` of -1 is not computed yet."""
-
-INDEXES: Mapping[str, str] = {
-    "by_reward": "samples (reward)",
-    "by_duration": "samples (duration_ms)",
-    "by_tokens": "samples (tokens)",
-    "by_cost": "samples (cost_usd)",
-    "by_digest": "samples (row_digest)",
-    "failures": "samples (boundary, category, item) WHERE status = 'failed'",
-    "by_cluster": "selected_rows (cluster)",
-    "by_flaky": "selected_rows (flaky, place)",
-}
-"""Created when the journal has been read to its end, or first sorted by: updating them with every line is slow."""
-_ON_DEMAND = {"duration": "by_duration", "tokens": "by_tokens", "cost": "by_cost"}
-"""Index of each sort."""
-_COUNT_ROWS = """
-INSERT OR REPLACE INTO selected_rows (place, cluster, tried, passed, flaky)
-SELECT touched.place, coalesce(substr(max(row_digest), 1, :digits), 'row ' || touched.place), count(reward),
-    coalesce(sum(reward >= :threshold), 0), -1
-FROM touched JOIN samples ON item >= touched.place * :n AND item < (touched.place + 1) * :n
-GROUP BY touched.place
+_INDEXES = """
+CREATE INDEX by_reward ON samples (reward);
+CREATE INDEX by_duration ON samples (duration_ms);
+CREATE INDEX by_tokens ON samples (tokens);
+CREATE INDEX by_cost ON samples (cost_usd);
+CREATE INDEX by_digest ON samples (row_digest);
+CREATE INDEX failures ON samples (boundary, category, item) WHERE status = 'failed';
 """
+"""Created when the journal has been read to its end: updating them with every line is slow."""
 _MARK_FLAKY = """
-UPDATE selected_rows SET flaky = counted.flaky FROM (
-    SELECT cluster, sum(passed) > 0 AND sum(passed) < sum(tried) AS flaky FROM selected_rows
-    WHERE cluster IN (SELECT cluster FROM selected_rows WHERE flaky = -1) GROUP BY cluster
-) AS counted WHERE selected_rows.cluster = counted.cluster
+INSERT INTO flaky_rows
+WITH tried AS (
+    SELECT item / :n AS place, coalesce(max(row_digest), item / :n) AS cluster,
+        min(reward >= :threshold) AS worst, max(reward >= :threshold) AS best
+    FROM samples GROUP BY item / :n
+)
+SELECT place FROM tried
+WHERE cluster IN (SELECT cluster FROM tried GROUP BY cluster HAVING min(worst) < max(best))
 """
-_Line = tuple[Any, ...]
-
-
-class _ListedAttempt(msgspec.Struct):
-    """The fields of a `TerminalRecord` that lists need; decoding only these takes less than half the time."""
-
-    row_index: Count
-    run_index: Count
-    status: Status
-    duration_ms: Count
-    source_row_index: Count | None = None
-    reward: float | None = None
-    tokens: Count | None = None
-    error_type: str | None = None
-    boundary: str | None = None
-    error: str | None = None
-    prompt_tokens: Count | None = None
-    completion_tokens: Count | None = None
-    cost_usd: float | None = None
-    model_latency_ms: float | None = None
-    category: str | None = None
-    row_digest: str | None = None
-    input: str | None = None
-    output: str | None = None
-    finish_reasons: dict[str, int] | None = None
-
-
-_DECODER = msgspec.json.Decoder(_ListedAttempt)
+"""As in `statistics/variance.py`, duplicates are one row."""
+_INSERT = f"INSERT OR REPLACE INTO samples VALUES ({', '.join('?' for _ in COLUMNS)})"
 _BATCH = 2_000
 _TAIL_BYTES = 128
 _WORD, _TEXT, _ERROR = 100, 200, 300  # characters
-_CLUSTER_DIGITS = 16
-_VALUES = ", ".join("nullif(?, '')" if each in COLUMNS[-5:] else "?" for each in COLUMNS)
-_INSERT = f"INSERT OR REPLACE INTO samples ({', '.join(COLUMNS)}) VALUES ({_VALUES})"
-"""Missing texts are inserted as '': for ``sqlite3``, None is slower."""
 
-
-_FLAKY = "item / :n IN (SELECT place FROM selected_rows WHERE flaky = 1)"
+_FLAKY = "item / :n IN flaky_rows"
 _CONDITIONS = {
     "passed": "reward >= :threshold",
     "below": "reward < :threshold",
@@ -140,9 +94,7 @@ _CONDITIONS = {
 _TEXTS = ("input", "output", "error")
 _HOLDS = f"({{0}} LIKE :pattern ESCAPE '{ESCAPE}' AND {HOLDS}({{0}}, :text))"
 _MOST_COUNTED = 200
-_SELECT = (
-    f"SELECT {', '.join(COLUMNS)}, (SELECT flaky FROM selected_rows WHERE place = item / :n) FROM samples"
-)
+_SELECT = f"SELECT {', '.join(COLUMNS)}, {_FLAKY} FROM samples"
 _FAILURES = """
 SELECT boundary, category, count(*), min(item), error FROM samples WHERE status = 'failed'
 GROUP BY boundary, category ORDER BY count(*) DESC, min(item)
@@ -162,10 +114,15 @@ class AttemptIndex:
         # SQLite keeps it in memory while it is small, else in a file that vanishes with the connection.
         self._table = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         teach_holds(self._table)
-        self._table.executescript(f"PRAGMA journal_mode = MEMORY; PRAGMA cache_size = -65536; {SCHEMA}")
-        self.read, self._tail, self._is_indexed = 0, b"", False
+        self._table.executescript("PRAGMA journal_mode = MEMORY; PRAGMA cache_size = -65536")
         self._unreadable: tuple[int, int] | None = None
-        self._counted, self._counted_at = SharedReads(most=_MOST_COUNTED), -1
+        self._counted: dict[Hashable, Any] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        self._table.executescript(_EMPTY)
+        self.read, self._tail, self._is_indexed = 0, b"", False
+        self._counted.clear()
 
     def close(self) -> None:
         with self.lock:
@@ -187,10 +144,6 @@ class AttemptIndex:
             except (OSError, sqlite3.Error) as error:
                 self.damage = f"`{self.directory.events}` cannot be read ({reason_of(error)})."
                 return None
-
-    def _create_indexes(self, names: Iterable[str]) -> None:
-        for name in names:
-            self._table.execute(f"CREATE INDEX IF NOT EXISTS {name} ON {INDEXES[name]}")
 
     def find(self, statement: str, values: Mapping[str, Any]) -> list[Any]:
         with self.lock:
@@ -218,33 +171,25 @@ class AttemptIndex:
             return None  # A damaged journal is read again only when it has changed.
         self._unreadable = self.damage = None
         if self.read > size or self._bytes_before(self.read) != self._tail:
-            self._table.executescript(
-                "DELETE FROM samples; DELETE FROM selected_rows;"
-                + "".join(f"DROP INDEX IF EXISTS {name};" for name in INDEXES)
-            )
-            self.read, self._tail, self._is_indexed = 0, b"", False
-            self._counted_at = -1  # another journal may be as long
+            self._forget()
         if self.read == size and self._is_indexed:
             return None
-        try:
-            # A run that has not begun, or whose journal is gone, has no attempts.
-            if size and not self._take_lines(size, deadline):
-                return self.read / size
-        finally:
-            # Once for all that was read: one row may have very many duplicates.
-            self._table.execute(_MARK_FLAKY)
-        self._create_indexes(INDEXES.keys() - _ON_DEMAND.values())
-        self._is_indexed = True
+        # A run that has not begun, or whose journal is gone, has no attempts.
+        if size and not self._take_lines(size, deadline):
+            return self.read / size
+        if not self._is_indexed:
+            self._table.executescript(_INDEXES)
+            self._is_indexed = True
         self._unreadable = (size, changed) if self.read < size else None
         return None
 
     def _take_lines(self, size: int, deadline: float) -> bool:
         """Insert the journal's lines up to a damaged one; return whether there was time for all."""
-        lines, end = list[_Line](), self.read
+        lines, end = list[tuple[Any, ...]](), self.read
         try:
-            for offset, line in committed_lines(self.directory.events, end):
-                lines.append((offset, *self._values(line, offset)))
-                end = offset + len(line)
+            for entry in replay(self.directory.events, end):
+                lines.append(self._values(entry))
+                end = entry.end
                 if len(lines) >= _BATCH:
                     self._write(lines, end)
                     lines = []
@@ -256,36 +201,28 @@ class AttemptIndex:
             self._write(lines, end)
         return True
 
-    def _values(self, line: bytes, offset: int) -> _Line:
-        try:
-            check_crc(line)
-            record = _DECODER.decode(line)
-        except RecursionError:
-            raise damaged_line(self.directory.events, offset, ValueError("it is nested too deeply")) from None
-        except ValueError as error:
-            raise damaged_line(self.directory.events, offset, error) from None
+    def _values(self, entry: Entry) -> tuple[Any, ...]:
+        record = entry.record
         if record.row_index >= self.rows or record.run_index >= self.n:
             raise not_part_of_run(record.row_index, record.run_index, self.directory.events)
-        finish, tokens = record.finish_reasons, record.tokens
-        if tokens is None and record.prompt_tokens is not None and record.completion_tokens is not None:
-            tokens = record.prompt_tokens + record.completion_tokens
         return (
             record.row_index * self.n + record.run_index,
+            entry.offset,
             record.status,
             record.source_row_index,
             record.row_digest,
             record.reward if record.status == "success" else None,
-            tokens,
-            record.duration_ms,
+            record.total_tokens,
+            float(record.duration_ms),
             record.model_latency_ms,
             record.cost_usd,
-            orjson.dumps(finish).decode() if finish else None,
+            orjson.dumps(record.finish_reasons).decode() if record.finish_reasons else None,
             # The text may come from anyone: a cell of a table is short.
-            (record.boundary or "")[:_WORD],
-            (record.category or record.error_type or "")[:_WORD],
-            (record.error or "")[:_ERROR],
-            (record.input or "")[:_TEXT],
-            (record.output or "")[:_TEXT],
+            _cut(record.boundary, _WORD),
+            _cut(record.category or record.error_type, _WORD),
+            _cut(record.error, _ERROR),
+            _cut(record.input, _TEXT),
+            _cut(record.output, _TEXT),
         )
 
     def _bytes_before(self, end: int) -> bytes:
@@ -296,19 +233,17 @@ class AttemptIndex:
             journal.seek(max(0, end - _TAIL_BYTES))
             return journal.read(min(end, _TAIL_BYTES))
 
-    def _write(self, lines: list[_Line], end: int) -> None:
+    def _write(self, lines: list[tuple[Any, ...]], end: int) -> None:
         with self._table as table:
             table.execute("BEGIN")
             table.executemany(_INSERT, lines)
-            if self.n > 1:
-                # As in `statistics/variance.py`, duplicates are one row.
-                table.execute("CREATE TEMP TABLE IF NOT EXISTS touched (place INTEGER PRIMARY KEY)")
-                table.execute("DELETE FROM touched")
-                places = {line[1] // self.n for line in lines}
-                table.executemany("INSERT INTO touched VALUES (?)", ((place,) for place in places))
-                values = {"n": self.n, "threshold": self.threshold, "digits": _CLUSTER_DIGITS}
-                table.execute(_COUNT_ROWS, values)
         self.read, self._tail = end, self._bytes_before(end)
+        self._counted.clear()
+
+    def _mark_flaky(self) -> None:
+        self.find("DELETE FROM flaky_rows", {})
+        if self.n > 1:
+            self.find(_MARK_FLAKY, {"n": self.n, "threshold": self.threshold})
 
     def page(self, query: SampleQuery, *, limit: int, cursor: str | None = None) -> ItemPage[SampleEntry]:
         """Return a page of attempts with counts."""
@@ -327,13 +262,10 @@ class AttemptIndex:
     def around(self, query: SampleQuery, position: SamplePosition | None, *, limit: int) -> list[SampleEntry]:
         """Return the attempts after (or before) a position, nearest first."""
         found: list[SampleEntry] = []
-        if self._is_indexed and query.sort in _ON_DEMAND:
-            with self.lock:
-                self._create_indexes([_ON_DEMAND[query.sort]])
         for statement, values in _parts(query, position, n=self.n):
             if len(found) < limit:
                 values |= {**self._query_values(query), "limit": limit - len(found)}
-                found += map(self._entry, self.find(statement, values))
+                found += self._entries(statement, values)
         return found
 
     def no_sample(self, run: str, row: int, attempt: int | None) -> NotFoundError:
@@ -356,16 +288,15 @@ class AttemptIndex:
         return following, preceding
 
     def entry(self, item: int) -> SampleEntry | None:
-        found = self.find(f"{_SELECT} WHERE item = :item", {"item": item, "n": self.n})
-        return self._entry(found[0]) if found else None
+        found = self._entries(f"{_SELECT} WHERE item = :item", {"item": item, "n": self.n})
+        return found[0] if found else None
 
     def attempts(self, row: int) -> list[SampleEntry]:
         return self.around(SampleQuery(row=row), None, limit=self.n)
 
     def of_digest(self, digest: str, *, limit: int) -> list[SampleEntry]:
         statement = f"{_SELECT} WHERE row_digest = :digest ORDER BY item LIMIT :limit"
-        values = {"digest": digest, "limit": limit, "n": self.n}
-        return [self._entry(line) for line in self.find(statement, values)]
+        return self._entries(statement, {"digest": digest, "limit": limit, "n": self.n})
 
     def counts(self, query: SampleQuery) -> Mapping[str, int]:
         """Return the number of attempts of the query and of each outcome."""
@@ -380,14 +311,18 @@ class AttemptIndex:
     def rewards(self) -> Histogram | None:
         return self._once("rewards", self._count_rewards)
 
-    def _once(self, key: Hashable, count: Callable[[], ReadT]) -> ReadT:
+    def _once(self, key: Hashable, count: Callable[[], CountedT]) -> CountedT:
         """Return a count of the rows read so far, cached."""
-        with self.lock:  # which counting takes, too: who has it must not wait for another's count
-            if self._counted_at != self.read:
-                self._counted, self._counted_at = SharedReads(most=_MOST_COUNTED), self.read
-            return self._counted.once(key, count)
+        with self.lock:
+            if key not in self._counted:
+                if len(self._counted) >= _MOST_COUNTED:
+                    self._counted.clear()
+                self._counted[key] = count()
+            found: CountedT = self._counted[key]
+            return found
 
     def _count_outcomes(self) -> dict[str, int]:
+        self._once("flaky", self._mark_flaky)
         values = {"threshold": self.threshold, "n": self.n}
         found = {
             name: self._number(f"SELECT count(*) FROM samples WHERE {condition}", values)
@@ -427,6 +362,10 @@ class AttemptIndex:
         text = bindable(query.text)
         return {**values, "text": text, "pattern": like_pattern(text)}
 
+    def _entries(self, statement: str, values: Mapping[str, Any]) -> list[SampleEntry]:
+        self._once("flaky", self._mark_flaky)
+        return [self._entry(line) for line in self.find(statement, values)]
+
     def _entry(self, line: Sequence[Any]) -> SampleEntry:
         known = dict(zip(COLUMNS, line, strict=False))
         row, attempt = divmod(known.pop("item"), self.n)
@@ -435,6 +374,10 @@ class AttemptIndex:
         reward = known["reward"]
         passed = None if reward is None else reward >= self.threshold
         return SampleEntry(row=row, attempt=attempt, passed=passed, flaky=line[-1] == 1, **known)
+
+
+def _cut(text: str | None, most: int) -> str | None:
+    return (text or "")[:most] or None
 
 
 def file_state(path: Path) -> tuple[int, int]:

@@ -33,7 +33,6 @@ from osmosis_ai.viewer.source import (
     SampleEntry,
     SampleQuery,
     pieces,
-    position_of,
     sample_cursor,
 )
 
@@ -302,7 +301,7 @@ def search_conversations(
             break
     if last is not None and last is not piece.items[-1]:
         # Files may be large, so the next scan resumes within the requested range.
-        piece = replace(piece, next=sample_cursor(rest, position_of(rest, last)))
+        piece = replace(piece, next=sample_cursor(rest, last))
     counts = {name: count for name, count in piece.counts.items() if name != "total"}
     here = replace(piece, items=found, previous=None, counts=counts)
     return SearchedConversations(here, looked, too_large, without, first, last)

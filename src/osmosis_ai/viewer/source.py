@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from heapq import nsmallest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Literal, Protocol, TypeVar
@@ -399,7 +400,6 @@ def traceback_in(content: bytes) -> str | None:
     return found if isinstance(found, str) and found else None
 
 
-RowT = TypeVar("RowT")
 _LONGEST = 32_768
 _LARGEST = 2**31 - 1
 _LARGEST_AMOUNT = sys.float_info.max
@@ -426,25 +426,28 @@ class SamplePosition:
 
 
 def item_page(
-    found: Sequence[RowT],
-    backward: bool | None,
-    *,
-    limit: int,
-    entry: Callable[[RowT], ItemT],
-    cursor: Callable[[RowT, bool], str],
+    found: Sequence[ItemT], backward: bool | None, *, limit: int, cursor: Callable[[ItemT, bool], str]
 ) -> ItemPage[ItemT]:
     """Return a page of ``found``, which has one item more if there is another page."""
-    rows, more = list(found[:limit]), len(found) > limit
+    items, more = list(found[:limit]), len(found) > limit
     if backward:
-        rows.reverse()
-    if not rows:
+        items.reverse()
+    if not items:
         return ItemPage(())
     follows, precedes = (True, more) if backward else (more, backward is not None)
     return ItemPage(
-        [entry(row) for row in rows],
-        next=cursor(rows[-1], False) if follows else None,
-        previous=cursor(rows[0], True) if precedes else None,
+        items,
+        next=cursor(items[-1], False) if follows else None,
+        previous=cursor(items[0], True) if precedes else None,
     )
+
+
+def sample_page(
+    query: SampleQuery, position: SamplePosition | None, found: Sequence[SampleEntry], *, limit: int
+) -> ItemPage[SampleEntry]:
+    """Return a page of attempts; ``found`` has one more if there is another page."""
+    backward = position.backward if position is not None else None
+    return item_page(found, backward, limit=limit, cursor=partial(sample_cursor, query))
 
 
 def encode(order: str, key: Sequence[Scalar], *, backward: bool = False) -> str:
@@ -474,15 +477,14 @@ def order_of(query: RunQuery | SampleQuery) -> str:
     return f"{listed}:{query.sort}:{'desc' if query.descending else 'asc'}"
 
 
-def sample_cursor(query: SampleQuery, position: SamplePosition) -> str:
-    key = (position.value, position.row, position.attempt)
-    return encode(order_of(query), key, backward=position.backward)
+def sorted_value(query: SampleQuery, entry: SampleEntry) -> float | None:
+    return getattr(entry, SORTED_BY[query.sort] or "", None)
 
 
-def position_of(query: SampleQuery, entry: SampleEntry, *, backward: bool = False) -> SamplePosition:
-    """Return the position of an attempt in a query; ``backward`` for the page before it."""
-    value = getattr(entry, SORTED_BY[query.sort] or "", None)
-    return SamplePosition(value, entry.row, entry.attempt, backward=backward)
+def sample_cursor(query: SampleQuery, entry: SampleEntry, backward: bool = False) -> str:
+    """Return the cursor of the page after an attempt, or before it."""
+    key = (sorted_value(query, entry), entry.row, entry.attempt)
+    return encode(order_of(query), key, backward=backward)
 
 
 def sample_position(cursor: str, query: SampleQuery) -> SamplePosition:

@@ -117,7 +117,7 @@ class PagedRows(Generic[RowT]):
             found = session.scalars(self._before if backward else self._behind, asked)
         else:
             found = session.scalars(self._from_start, {**asked, "offset": 0})
-        return item_page(found.all(), backward, limit=limit, entry=lambda row: row, cursor=self._cursor_of)
+        return item_page(found.all(), backward, limit=limit, cursor=self._cursor_of)
 
     def _cursor_of(self, row: RowT, backward: bool) -> str:
         values = [getattr(row, column.key) for column in self._columns]

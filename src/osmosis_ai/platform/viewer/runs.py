@@ -90,10 +90,10 @@ class WorkspaceRuns:
             found,
             place.backward if place is not None else None,
             limit=limit,
-            entry=lambda row: entries[row.id],
             cursor=lambda row, back: _cursor(query, row, back),
         )
-        return ItemPage(page.items, page.next, page.previous, self._counts(query, kinds, conditions))
+        items = [entries[row.id] for row in page.items]
+        return ItemPage(items, page.next, page.previous, self._counts(query, kinds, conditions))
 
     def _entries(self, runs: Select[Any], bound: Mapping[str, Any]) -> dict[str, RunEntry]:
         """Return the lines of some runs by their ids, each with how those before it went."""

@@ -45,11 +45,10 @@ from osmosis_ai.viewer.source import (
     Histogram,
     ItemPage,
     SampleEntry,
-    SamplePosition,
     SampleQuery,
-    item_page,
-    sample_cursor,
+    sample_page,
     sample_position,
+    sorted_value,
 )
 
 CountedT = TypeVar("CountedT")
@@ -137,14 +136,8 @@ class SampleLists:
             place = KeysetPlace(position.value, (position.row, position.attempt), position.backward)
         found = read_page(self.session, [self._rows(query)], self._order(query), place, limit=limit + 1)
         flaky = self._flaky()
-        page = item_page(
-            found,
-            place.backward if place is not None else None,
-            limit=limit,
-            entry=lambda row: self._entry(row, flaky.has(row.row_index)),
-            cursor=lambda row, backward: sample_cursor(query, _position(query, row, backward)),
-        )
-        return replace(page, counts=self.count(query))
+        entries = [self._entry(row, flaky.has(row.row_index)) for row in found]
+        return replace(sample_page(query, position, entries, limit=limit), counts=self.count(query))
 
     def attempts(self, row: int) -> list[SampleEntry]:
         """Return the samples of a row, by attempt."""
@@ -165,9 +158,7 @@ class SampleLists:
         self, query: SampleQuery, entry: SampleEntry
     ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
         """Return (row, attempt) of the next and the previous sample of a query."""
-        column = _VALUES[query.sort]
-        value = getattr(entry, column.key) if column is not None else None
-        place = KeysetPlace(value, (entry.row, entry.attempt))
+        place = KeysetPlace(sorted_value(query, entry), (entry.row, entry.attempt))
         order = self._order(query)
         if query == SampleQuery(sort=query.sort, descending=query.descending):
             # The next one of all samples is found by the index whatever a database expects.
@@ -366,12 +357,6 @@ def sample_entry(row: Any, pass_threshold: float) -> SampleEntry:
         category=row.category or row.error_type,
         **known,
     )
-
-
-def _position(query: SampleQuery, row: Any, backward: bool) -> SamplePosition:
-    column = _VALUES[query.sort]
-    value = getattr(row, column.key) if column is not None else None
-    return SamplePosition(value, row.row_index, row.run_index, backward=backward)
 
 
 # -- comparisons -------------------------------------------------------------------------------------

@@ -35,11 +35,10 @@ from osmosis_ai.viewer.source import (
     SampleEntry,
     SamplePosition,
     SampleQuery,
-    item_page,
     no_sample,
-    position_of,
-    sample_cursor,
+    sample_page,
     sample_position,
+    sorted_value,
 )
 
 if TYPE_CHECKING:
@@ -250,14 +249,7 @@ class AttemptIndex:
         position = sample_position(cursor, query) if cursor else None
         with self.lock:
             found = self.around(query, position, limit=limit + 1)
-            counts = self.counts(query)
-
-        def cursor_at(entry: SampleEntry, backward: bool) -> str:
-            return sample_cursor(query, position_of(query, entry, backward=backward))
-
-        backward = position.backward if position is not None else None
-        page = item_page(found, backward, limit=limit, entry=lambda entry: entry, cursor=cursor_at)
-        return replace(page, counts=counts)
+            return replace(sample_page(query, position, found, limit=limit), counts=self.counts(query))
 
     def around(self, query: SampleQuery, position: SamplePosition | None, *, limit: int) -> list[SampleEntry]:
         """Return the attempts after (or before) a position, nearest first."""
@@ -282,8 +274,8 @@ class AttemptIndex:
         self, query: SampleQuery, entry: SampleEntry
     ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
         """Return (row, attempt) of the next and the previous sample of a query."""
-        places = (position_of(query, entry, backward=backward) for backward in (False, True))
-        found = (self.around(query, place, limit=1) for place in places)
+        here = SamplePosition(sorted_value(query, entry), entry.row, entry.attempt)
+        found = (self.around(query, place, limit=1) for place in (here, replace(here, backward=True)))
         following, preceding = ((page[0].row, page[0].attempt) if page else None for page in found)
         return following, preceding
 

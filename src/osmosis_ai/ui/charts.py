@@ -39,7 +39,6 @@ class ChartPoint(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Both bounds, if known."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
 
@@ -57,8 +56,6 @@ class ChartMark(NamedTuple):
 
 
 class TimeSpan(NamedTuple):
-    """A time span."""
-
     name: str
     kind: str
     start_ms: float
@@ -95,8 +92,6 @@ class PlotScale:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """An SVG under construction."""
-
     x: PlotScale
     _parts: list[str] = field(default_factory=list)
     _legend: list[tuple[str, Markup]] = field(default_factory=list)
@@ -121,7 +116,6 @@ class Drawing:
         self.text("title", LEFT, y, shown if len(shown) <= _LONGEST else f"…{shown[-_LONGEST:]}")
 
     def grid(self, y: PlotScale, values: Sequence[float], written: Callable[[float], str]) -> None:
-        """Add a labelled grid line at each of ``values``."""
         for value in values:
             self.path("grid", f"M{LEFT} {y(value)}H{WIDTH - RIGHT}")
             self.text("tick end", LEFT - 6, f"{y.place(value) + 4:.1f}", written(value))
@@ -149,7 +143,6 @@ class Drawing:
         places: Sequence[float] | None = None,
         is_pointed_at: bool = False,
     ) -> SvgChart:
-        """Return the chart with its x axis."""
         x = self.x
         places = ticks(x.low, x.high) if places is None else places
         ends = "".join(f"M{x(place)} {bottom}v5" for place in places)
@@ -472,7 +465,6 @@ def _ends(values: Sequence[Floats]) -> tuple[float, float]:
 def _draw(
     drawing: Drawing, place: int, curve: Sequence[Floats], points: Sequence[ChartPoint], smoothing: float
 ) -> None:
-    """Add a curve: interval band, raw line, smoothed line and marks."""
     along, raw, low, high = curve
     shown, runs = _smooth(raw, smoothing), _runs(raw)
     bands = [_band(along[run], low[run], high[run]) for run in _runs(low + high)]
@@ -499,13 +491,11 @@ def _smooth(values: Floats, weight: float) -> Floats:
 
 
 def _runs(values: Floats) -> list[Places]:
-    """Return runs of consecutive known values."""
     known = np.flatnonzero(np.isfinite(values))
     return [run for run in np.split(known, np.flatnonzero(np.diff(known) > 1) + 1) if run.size]
 
 
 def _shown_places(*values: Floats) -> Places:
-    """Return the indices of the points to draw: all, or the extremes of each column."""
     size = values[0].size
     if size <= _ALL_DRAWN:
         return np.arange(size)

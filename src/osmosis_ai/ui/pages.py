@@ -67,8 +67,6 @@ def theme_of(cookie: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NavItem:
-    """A link of the navigation or breadcrumbs."""
-
     text: str
     href: str
     current: bool = False
@@ -84,8 +82,6 @@ class LiveChanges:
 
 @dataclass(frozen=True, slots=True)
 class ShellView:
-    """The frame of a page."""
-
     workspace: str = ""
     workspaces: Sequence[NavItem] = ()
     nav: Sequence[NavItem] = ()
@@ -127,7 +123,6 @@ def assets() -> Mapping[str, Asset]:
 
 
 def asset_name(plain: str) -> str:
-    """Return the name with digest of ``viewer.css`` or ``page.js``."""
     return _made()[plain].name
 
 
@@ -147,7 +142,6 @@ def _asset(plain: str, media_type: str, text: str) -> Asset:
 
 
 def templates(*folders: Path) -> Environment:
-    """Return the environment that renders templates of ``folders`` and of the kit."""
     from jinja2 import DictLoader, Environment, StrictUndefined
 
     environment = Environment(
@@ -177,7 +171,6 @@ def _shown(value: Any) -> Any:
 
 
 def breakable(name: str) -> Markup:
-    """Return a name that can break after a slash."""
     return Markup("/<wbr>").join(visible(part) for part in name.split("/"))
 
 

@@ -48,7 +48,6 @@ def format_counts(counts: Mapping[str, int]) -> str:
 
 
 def describe_score(score: RunScore) -> str:
-    """Return the score in one line."""
     parts = [
         f"pass rate {format_rate(score)} ({pass_rule(score.pass_threshold)})",
         f"scored {format_scored(score)}",
@@ -70,7 +69,6 @@ def describe_briefly(score: RunScore) -> str:
 
 
 def score_json(score: RunScore | None) -> dict[str, Any] | None:
-    """Return a score as JSON values, with its texts."""
     if score is None:
         return None
     texts = {"words": describe_score(score), "brief": describe_briefly(score)}
@@ -109,8 +107,6 @@ def execution_rows(
 
 
 class NumberLine(NamedTuple):
-    """A row of the table of an evaluation's numbers."""
-
     label: str
     value: str
     interval: str
@@ -120,7 +116,6 @@ class NumberLine(NamedTuple):
 
 
 def number_lines(estimates: Estimates) -> Iterator[NumberLine]:
-    """Yield the numbers of an evaluation."""
     reward, rate = estimates.reward, estimates.pass_rate
     if reward is not None:
         value, interval = numbers.number(reward.value), numbers.interval(reward)
@@ -175,7 +170,6 @@ def _cost_lines(estimates: Estimates) -> Iterator[NumberLine]:
 
 
 def sample_counts(estimates: Estimates, rows: RowsDrawn | None) -> Iterator[tuple[str, str]]:
-    """Yield the number of attempts with each outcome, and how the rows were selected."""
     counts, finish, limited = estimates.counts, estimates.finish, estimates.limited_by
     if rows is not None:
         yield "Rows", rows.words

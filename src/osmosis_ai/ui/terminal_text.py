@@ -52,7 +52,6 @@ def told_without_sequences(text: str) -> str:
 
 
 def removed_remark(removed: int) -> Markup:
-    """Return a note about removed sequences, or ""."""
     return Markup('<span class="removed">{}</span>').format(removed_words(removed)) if removed else Markup("")
 
 

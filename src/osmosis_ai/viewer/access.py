@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 
 class SharedReads:
-    """Cached reads, shared by threads."""
-
     def __init__(self, *, most: int = 50) -> None:
         self._most = most
         self._lock = threading.Lock()
@@ -66,8 +64,6 @@ LISTS: Mapping[RunKind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class RunButton:
-    """An action offered as a button."""
-
     text: str
     href: str
     refused: str | None = None
@@ -77,11 +73,9 @@ class RunButton:
 class RunActions(Protocol):
     """The actions available to a visitor."""
 
-    def buttons(self, run: RunEntry) -> Sequence[RunButton]:
-        """Return the buttons of a run."""
+    def buttons(self, run: RunEntry) -> Sequence[RunButton]: ...
 
-    def adapter_buttons(self, adapter: SavedAdapter) -> Sequence[RunButton]:
-        """Return the buttons of an adapter that a run has saved."""
+    def adapter_buttons(self, adapter: SavedAdapter) -> Sequence[RunButton]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +112,6 @@ class Viewing:
         return self.root + path or "/"
 
     def run_href(self, kind: RunKind, name: str, *below: str | int) -> str:
-        """Return the address of a run's page or of a page below it."""
         return self.href(SECTIONS[kind], name, *below)
 
     def crumbs(self, kind: RunKind, name: str | None = None) -> Sequence[NavItem]:
@@ -132,8 +125,6 @@ class Viewing:
 
 
 class Tile(NamedTuple):
-    """A number at the top of a run's page, with a note."""
-
     label: str
     value: str
     detail: str = ""
@@ -142,8 +133,6 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RenderedPage:
-    """A template and its values."""
-
     template: str
     values: Mapping[str, Any]
     status: int = 200

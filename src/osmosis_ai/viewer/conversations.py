@@ -41,8 +41,6 @@ _FROM_MODEL_CALLS = "Taken from the model calls of an agent that ended without r
 
 @dataclass(frozen=True)
 class ReadSample:
-    """An attempt of a run with its conversation."""
-
     run: str
     detail: SampleDetail
     stored: StoredConversation
@@ -62,7 +60,6 @@ class ReadSample:
 
     @property
     def notes(self) -> str | None:
-        """The grader's notes."""
         notes = self.graded("notes")
         return notes if isinstance(notes, str) and notes else None
 
@@ -198,7 +195,6 @@ class _Room:
 
 
 def shown_steps(conversation: Conversation, *, first: int = 1, whole: int | None = None) -> ShownSteps:
-    """Return a page of a conversation, from step ``first`` on."""
     total = len(conversation.steps)
     begin = min(max(first, 1), max(total, 1))
     begin -= (begin - 1) % STEPS_A_PAGE
@@ -217,7 +213,6 @@ def shown_steps(conversation: Conversation, *, first: int = 1, whole: int | None
 
 
 def step_text(step: ConversationStep) -> str:
-    """Return a step as plain text."""
     parts = [f"{step.role}\n{step.text}"]
     if step.reasoning:
         parts.insert(0, f"reasoning\n{step.reasoning}")
@@ -263,8 +258,6 @@ _MOST_PARSED_BYTES = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class SearchedConversations:
-    """The result of a search of conversations."""
-
     page: ItemPage[SampleEntry]
     looked_at: int
     too_large: int

@@ -68,7 +68,6 @@ class RunPlaces:
             return self._places
 
     def named(self, kind: RunKind, name: str) -> RunPlace | None:
-        """Return the run of a kind and name; None if it does not exist."""
         self.all()
         return self._by_name.get((kind, name))
 
@@ -152,7 +151,6 @@ def namesakes(place: RunPlace, places: Sequence[RunPlace]) -> list[str]:
 
 
 def _changed(folder: Path) -> int:
-    """Return the modification time of a directory in nanoseconds; -1 if it does not exist."""
     try:
         return folder.stat().st_mtime_ns
     except OSError:
@@ -160,7 +158,6 @@ def _changed(folder: Path) -> int:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """Return the entries of a directory, by name; none if it is being removed or cannot be read."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)

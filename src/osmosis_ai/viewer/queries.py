@@ -55,7 +55,6 @@ def words_of(query_string: str) -> Words:
 
 
 def require_known(given: Iterable[str], known: Collection[str]) -> None:
-    """Raise an error for parameters that a page does not have."""
     strange = next((name for name in given if name not in known), None)
     if strange is not None:
         hint = f"known parameters: {', '.join(known)}" if known else "this page has no parameters"
@@ -63,7 +62,6 @@ def require_known(given: Iterable[str], known: Collection[str]) -> None:
 
 
 def word(words: Words, name: str) -> str | None:
-    """Return the stripped value of a parameter, or None."""
     values = list(dict.fromkeys(value.strip() for value in words.get(name, ()) if value.strip()))
     if len(values) > 1:
         raise OsmosisError(f"'{name}' has two values: {values[0]!r} and {values[1]!r}.")
@@ -122,7 +120,6 @@ def searches_conversations(words: Words, query: SampleQuery) -> bool:
 
 
 def kept_words(words: Words, names: Collection[str]) -> dict[str, str]:
-    """Return the parameters that a page's links keep."""
     return {name: value for name in names if (value := word(words, name)) is not None}
 
 

@@ -84,7 +84,6 @@ def write_judging_report(
 
 
 def write_page(file: IO[bytes], template: str, values: Mapping[str, Any]) -> None:
-    """Write a page with its style, and a policy that allows nothing else."""
     style = Markup((KIT / "viewer.css").read_text("utf-8"))
     policy = one_file_policy(style)
     page = environment(TEMPLATES / "one_file").get_template(template)
@@ -110,8 +109,6 @@ _PARTS = frozenset({"standing", "numbers", "failures"})
 
 @dataclass(frozen=True, slots=True)
 class RunReportOptions:
-    """Limits of a report."""
-
     most_bytes: int = 10 * 1024 * 1024
     everything: bool = False
     text: bool = True
@@ -120,8 +117,6 @@ class RunReportOptions:
 
 @dataclass(slots=True)
 class ReportContent:
-    """The contents of a written report."""
-
     conversations: int = 0
     conversations_left_out: int = 0
     samples: int = 0

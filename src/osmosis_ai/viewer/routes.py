@@ -34,7 +34,6 @@ _NOT_STORED = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 def viewer_router(
     viewing: Visitor, *, home: str = "/", has_rubrics: bool = True, route_class: type[APIRoute] = APIRoute
 ) -> APIRouter:
-    """Return the router of all pages of a source."""
     router = APIRouter(redirect_slashes=False, route_class=route_class)
     add = partial(add_page, router, viewing)
     add(home, lists.runs, (*queries.RUN_WORDS, "cursor"))
@@ -114,7 +113,6 @@ def answer(view: Viewing, page: RenderedPage | Response, *, part: str | None = N
 
 
 def refusal(view: Viewing, error: OsmosisError, *, section: str = "") -> Response:
-    """Return the page of an error."""
     if not isinstance(error, NotFoundError) and error.code != "VALIDATION":
         raise error
     return answer(view, refused(error, section=section))

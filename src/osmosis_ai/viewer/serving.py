@@ -44,8 +44,6 @@ MOST_SESSIONS = 50
 
 
 class ViewerKeys:
-    """One-time keys and the sessions they open."""
-
     def __init__(self) -> None:
         self._lock = Lock()
         self._unused: OrderedDict[bytes, str] = OrderedDict()
@@ -146,12 +144,10 @@ def viewer_app(
 
 
 def cookie_name(port: int | None) -> str:
-    """Return the name of the session's cookie; cookies of 127.0.0.1 are shared by all ports."""
     return f"osmosis_view_{port}"
 
 
 def _opened(request: Request, view: Viewing, keys: ViewerKeys, key: str) -> Response:
-    """Return the page that redirects to the runs and sets the access cookie."""
     changed = keys.change(key)
     name = cookie_name(request.url.port)
     if changed is None and not keys.is_in(request.cookies.get(name, "")):
@@ -235,7 +231,6 @@ def leave_opening_page(cache_dir: Path, address: str) -> Path | None:
 
 
 def remove_opening_page(folder: Path, key: str) -> None:
-    """Remove the page of a used key."""
     with contextlib.suppress(OSError):
         _opening_page(folder, key).unlink()
 
@@ -261,8 +256,6 @@ _SHUTDOWN_S = 3
 
 @dataclass(frozen=True)
 class RunningViewer:
-    """A viewer with a reserved port."""
-
     url: str
     host: str
     port: int
@@ -310,7 +303,6 @@ def prepare_viewer(
 
 
 def loopback_address(host: str) -> str:
-    """Return the loopback address of ``host``."""
     host = LOOPBACK if host == "localhost" else host
     with suppress(ValueError):
         if ipaddress.ip_address(host).is_loopback:

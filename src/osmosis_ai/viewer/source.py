@@ -55,8 +55,6 @@ Outcome = Literal["passed", "below", "failed", "unscored", "flaky"]
 
 @dataclass(frozen=True, slots=True)
 class ItemPage(Generic[ItemT]):
-    """A page of a list."""
-
     items: Sequence[ItemT]
     next: str | None = None
     previous: str | None = None
@@ -66,7 +64,6 @@ class ItemPage(Generic[ItemT]):
 
 
 def pieces(piece_at: Callable[[str | None], ItemPage[ItemT]]) -> Iterator[ItemPage[ItemT]]:
-    """Yield all pages of a list."""
     cursor: str | None = None
     while True:
         piece = piece_at(cursor)
@@ -97,8 +94,6 @@ class RunQuery:
 
 @dataclass(frozen=True, slots=True)
 class RunEntry:
-    """A run in a list."""
-
     kind: RunKind
     name: str
     id: str
@@ -131,7 +126,6 @@ class RunEntry:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the run may still change."""
         return self.status in GOING_ON
 
 
@@ -175,8 +169,6 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class RunDetail:
-    """The details of a run, without attempts."""
-
     summary: RunEntry
     estimates: Estimates | None = None
     summary_numbers: Mapping[str, Any] = field(default_factory=dict)
@@ -251,8 +243,6 @@ class SampleEntry:
 
 @dataclass(frozen=True, slots=True)
 class SampleDetail:
-    """An attempt with its record."""
-
     summary: SampleEntry
     record: Mapping[str, Any] = field(default_factory=dict)
     ground_truth: Any = None
@@ -282,8 +272,7 @@ class RunSource(Protocol):
     def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> ItemPage[RunEntry]:
         """Return runs; ``counts`` has ``total`` and ``unfiltered`` if they are cheap."""
 
-    def run(self, kind: RunKind, name: str) -> RunDetail:
-        """Return a run."""
+    def run(self, kind: RunKind, name: str) -> RunDetail: ...
 
     def samples(
         self, run: str, query: SampleQuery, *, limit: int, cursor: str | None = None
@@ -293,16 +282,14 @@ class RunSource(Protocol):
     def sample(self, run: str, row: int, attempt: int, query: SampleQuery) -> SampleDetail:
         """Return an attempt with its neighbours in ``query``."""
 
-    def conversation(self, run: str, row: int, attempt: int, *, max_bytes: int) -> StoredConversation:
-        """Return the trajectory of an attempt."""
+    def conversation(self, run: str, row: int, attempt: int, *, max_bytes: int) -> StoredConversation: ...
 
     def read_conversations(
         self, run: str, samples: Sequence[SampleEntry], *, max_bytes: int
     ) -> Iterator[StoredConversation]:
         """Yield the trajectories of these attempts, one in memory at a time."""
 
-    def artifacts(self, run: str, row: int, attempt: int) -> Sequence[StoredArtifact]:
-        """Return the artifacts of an attempt."""
+    def artifacts(self, run: str, row: int, attempt: int) -> Sequence[StoredArtifact]: ...
 
     def open_artifact(self, run: str, row: int, attempt: int, path: str) -> BinaryIO:
         """Open one of :meth:`artifacts`; the caller closes it."""
@@ -321,31 +308,26 @@ class RunSource(Protocol):
     ) -> LogPage:
         """Return lines of a run's log, oldest first; by default its end."""
 
-    def curves(self, run: str) -> TrainingCurves:
-        """Return the curves of a training run."""
+    def curves(self, run: str) -> TrainingCurves: ...
 
     def validation(self, run: str) -> ValidationSamples | None:
         """Return the newest validation of a training run; None if not recorded."""
 
     def validation_conversation(
         self, run: str, row: int, attempt: int, *, max_bytes: int
-    ) -> StoredConversation:
-        """Return the trajectory of one of its attempts."""
+    ) -> StoredConversation: ...
 
     def state(self, kind: RunKind, run: str) -> RunState:
         """Return the state of a run; cheap enough for once a second."""
 
-    def kinds(self, names: Sequence[str]) -> Mapping[str, Collection[RunKind]]:
-        """Return the kinds of the runs with these names."""
+    def kinds(self, names: Sequence[str]) -> Mapping[str, Collection[RunKind]]: ...
 
     def run_samples(self, runs: Sequence[str]) -> Sequence[RunSamples]:
         """Return evaluations with attempts, for ``decisions``."""
 
-    def compared_training(self, runs: Sequence[str]) -> Sequence[tuple[RunDetail, TrainingCurves]]:
-        """Return training runs with their curves."""
+    def compared_training(self, runs: Sequence[str]) -> Sequence[tuple[RunDetail, TrainingCurves]]: ...
 
-    def samples_of_row(self, digest: str, runs: Sequence[str], *, limit: int) -> list[list[SampleEntry]]:
-        """Return the attempts at a row in each evaluation."""
+    def samples_of_row(self, digest: str, runs: Sequence[str], *, limit: int) -> list[list[SampleEntry]]: ...
 
 
 def sliceable_columns(path: Path) -> list[str]:
@@ -417,8 +399,6 @@ SORTED_BY: Mapping[str, str | None] = {
 
 @dataclass(frozen=True, slots=True)
 class SamplePosition:
-    """A position in a list of attempts."""
-
     value: float | None
     row: int
     attempt: int
@@ -445,7 +425,6 @@ def item_page(
 def sample_page(
     query: SampleQuery, position: SamplePosition | None, found: Sequence[SampleEntry], *, limit: int
 ) -> ItemPage[SampleEntry]:
-    """Return a page of attempts; ``found`` has one more if there is another page."""
     backward = position.backward if position is not None else None
     return item_page(found, backward, limit=limit, cursor=partial(sample_cursor, query))
 
@@ -526,7 +505,6 @@ def validated_record(samples: ValidationSamples | None, run: str, row: int, atte
 
 
 def known_of(record: TerminalRecord) -> dict[str, Any]:
-    """Return a record's known fields by name."""
     return {name: value for name, value in msgspec.structs.asdict(record).items() if value is not None}
 
 

@@ -245,7 +245,6 @@ class AttemptIndex:
             self.find(_MARK_FLAKY, {"n": self.n, "threshold": self.threshold})
 
     def page(self, query: SampleQuery, *, limit: int, cursor: str | None = None) -> ItemPage[SampleEntry]:
-        """Return a page of attempts with counts."""
         position = sample_position(cursor, query) if cursor else None
         with self.lock:
             found = self.around(query, position, limit=limit + 1)
@@ -261,7 +260,6 @@ class AttemptIndex:
         return found
 
     def no_sample(self, run: str, row: int, attempt: int | None) -> NotFoundError:
-        """Return the error for a missing attempt, with the three nearest ones."""
         rows, n = self.rows, self.n
         values = {"place": min(row, rows) * n + min(attempt or 0, n), "most": 3 * n}
         near: list[tuple[int, int]] = []
@@ -273,7 +271,6 @@ class AttemptIndex:
     def neighbours(
         self, query: SampleQuery, entry: SampleEntry
     ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-        """Return (row, attempt) of the next and the previous sample of a query."""
         here = SamplePosition(sorted_value(query, entry), entry.row, entry.attempt)
         found = (self.around(query, place, limit=1) for place in (here, replace(here, backward=True)))
         following, preceding = ((page[0].row, page[0].attempt) if page else None for page in found)
@@ -291,13 +288,11 @@ class AttemptIndex:
         return self._entries(statement, {"digest": digest, "limit": limit, "n": self.n})
 
     def counts(self, query: SampleQuery) -> Mapping[str, int]:
-        """Return the number of attempts of the query and of each outcome."""
         whole = self._once("counts", self._count_outcomes)
         asked = replace(query, sort="row", descending=False)
         return {**whole, "total": self._once(asked, lambda: self._count(query))}
 
     def failures(self) -> list[FailureCount]:
-        """Return failures by source and code, most frequent first."""
         return self._once("failures", self._count_failures)
 
     def rewards(self) -> Histogram | None:

@@ -63,7 +63,6 @@ def recorded_entry(kind: RunKind, name: str, manifest: Manifest, *, dataset: str
 
 
 def shown_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return labels and values, without missing ones."""
     return [(label, str(value)) for label, value in facts.items() if value is not None]
 
 
@@ -73,7 +72,6 @@ def secret_names(manifest: Manifest) -> list[str]:
 
 
 def commit_of(entry: RunEntry) -> str | None:
-    """Return the run's commit, and whether there were uncommitted changes."""
     return entry.commit and f"{entry.commit}{' (dirty)' if entry.dirty else ''}"
 
 
@@ -93,8 +91,6 @@ def moment(written: Any) -> datetime | None:
 
 @dataclass(frozen=True)
 class KnownEvaluation:
-    """An evaluation without its attempts."""
-
     entry: RunEntry
     manifest: Manifest | None = None
     estimates: Estimates | None = None
@@ -159,13 +155,11 @@ def _measures(manifest: Manifest, threshold: float) -> str:
 
 
 def _missing_data(manifest: Manifest) -> list[str]:
-    """Return sentences about data missing from a downloaded run."""
     said = manifest.provenance.get("missing_data")
     return [each for each in said if isinstance(each, str)] if isinstance(said, list) else []
 
 
 def facts_of(known: KnownEvaluation, directory: Path) -> list[tuple[str, str]]:
-    """Return labels and values of further facts."""
     entry, manifest = known.entry, known.manifest
     if manifest is None:
         return [("Directory", str(directory))]

@@ -102,8 +102,6 @@ def _columns(path: Path) -> Sequence[str]:
 
 
 class LocalSource:
-    """The runs below a directory."""
-
     def __init__(self, root: Path, *, cache_dir: Path, patience_s: float | None = None) -> None:
         self._patience_s = patience_s
         self._places = RunPlaces(root, results=cache_dir / "eval_result")

@@ -36,7 +36,6 @@ ALLOWANCES = ("unpaired", "partial", "different_grader", "same")
 
 
 def choices(words: Words) -> dict[str, Any]:
-    """Return the values of the form."""
     return {
         "metric": word(words, "metric") or "",
         "slices": ", ".join(words.get("slice", ())),
@@ -82,7 +81,6 @@ def shown(
 
 
 def options_of(words: Words) -> compare.CompareOptions:
-    """Read the settings of a comparison from the query."""
     allowed = set(words.get("allow", ()))
     if strange := allowed - set(ALLOWANCES):
         raise OsmosisError(f"{sorted(strange)[0]!r} is not an exception that a comparison allows.")
@@ -166,7 +164,6 @@ _DRAWN = ("rollout/raw_reward", "eval/validation/reward", "train/kl_base", "roll
 
 
 def compared_training(view: Viewing, names: Sequence[str]) -> dict[str, Any]:
-    """Return the values of a comparison with the first run."""
     told = view.source.compared_training(names)
     curves = [own for _, own in told]
     runs = [_compared(detail, own) for detail, own in told]
@@ -234,7 +231,6 @@ _MOST_PLACES = 1_000
 
 
 def page(view: Viewing, words: Words) -> RenderedPage:
-    """Return the results of runs, with the first as the baseline."""
     names = list(dict.fromkeys(map(_named, words.get("run", ()))))
     if len(names) > _MOST_RUNS:
         raise OsmosisError(f"at most {_MOST_RUNS} runs are compared at a time.")

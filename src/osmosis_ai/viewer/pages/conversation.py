@@ -56,7 +56,6 @@ class ViewedSample(ReadSample):
 
 
 def page(view: Viewing, words: queries.Words, *, run: str, item: str) -> RenderedPage:
-    """Return the page of an attempt; ``with`` adds another one."""
     query = queries.sample_query(words)
     row, attempt = place_of(item)
     whole = _number(words, "show")
@@ -134,7 +133,6 @@ def stored_conversation(
 
 
 def _list_crumb(view: Viewing, run: str, kept: queries.Words) -> NavItem:
-    """Return the address of the attempt's list."""
     if view.of_validation:
         return NavItem("Validation", view.run_href("training", run) + "#validation")
     return NavItem("Attempts", view.run_href("eval", run, "samples") + queries.query_string(kept))
@@ -228,7 +226,6 @@ def raw(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage | R
 
 
 def _shown(view: Viewing, run: str, row: int, attempt: int) -> RenderedPage:
-    """Return the page of a raw trajectory or its beginning."""
     stored = _stored(view, run, row, attempt, max_bytes=LARGEST_JSON_SHOWN)
     content = stored.content
     if content is None:
@@ -302,7 +299,6 @@ def _one_step(content: bytes, number: str, name: str) -> Response:
 
 
 def _download(content: str | bytes | BinaryIO, name: str, media_type: str = "application/json") -> Response:
-    """Return a download; an open file is streamed."""
     headers = artifact_headers(name)
     if isinstance(content, (str, bytes)):
         whole = content.encode("utf-8", "replace") if isinstance(content, str) else content

@@ -63,7 +63,6 @@ def runs(view: Viewing, words: queries.Words, *, kind: RunKind | None = None) ->
 
 
 def _trend(run: RunEntry) -> Markup:
-    """Return the results of the latest runs of the same config."""
     from osmosis_ai.ui.charts import sparkline
 
     is_rate = run.kind == "eval"

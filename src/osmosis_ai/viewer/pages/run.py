@@ -103,7 +103,6 @@ def evaluation(view: Viewing, words: Words, *, run: str) -> RenderedPage:
 
 
 def _tiles(detail: RunDetail, samples: str) -> Iterator[Tile]:
-    """Yield the tiles; counts of attempts link to them."""
     run, estimates = detail.summary, detail.estimates
     score = run.headline
     if score is None:
@@ -132,7 +131,6 @@ def _tiles(detail: RunDetail, samples: str) -> Iterator[Tile]:
 
 
 def log_tail(view: Viewing, run: RunEntry) -> Mapping[str, Any]:
-    """Return the end of a run's log, if the source has one."""
     log = None
     if view.wants("log"):
         log = view.source.log(run.kind, run.name, limit=LOG_LINES).logs
@@ -182,7 +180,6 @@ def _bounds(score: RunScore, passed: Any) -> str | None:
 
 
 def _warnings(detail: RunDetail) -> Sequence[str]:
-    """Return the warnings that are not shown with the bounds."""
     if detail.estimates is None:
         return ()
     counts = detail.estimates.counts
@@ -191,7 +188,6 @@ def _warnings(detail: RunDetail) -> Sequence[str]:
 
 
 def known_facts(detail: RunDetail) -> Sequence[tuple[str, str]]:
-    """Return the facts about a run, each once."""
     run, said = detail.summary, dict(detail.facts)
     known = [
         *(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import cycle, pairwise
-from math import ceil, floor, isfinite, log10
+from math import ceil, floor, isfinite, isnan, log10, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +23,6 @@ _COLOURS = 7
 _LONGEST = 52
 """Longest title, in characters; titles are larger in a small window."""
 Written = Callable[[float | None], str]
-"""Format of the numbers in the table."""
 
 
 class ChartPoint(NamedTuple):
@@ -90,16 +88,13 @@ class PlotScale:
         return self.first + inside / (self.high - self.low or 1.0) * (self.last - self.first)
 
 
-@dataclass(frozen=True, slots=True)
 class Drawing:
-    x: PlotScale
-    _parts: list[str] = field(default_factory=list)
-    _legend: list[tuple[str, Markup]] = field(default_factory=list)
+    """An SVG with an x axis from ``low`` to ``high``."""
 
-    @classmethod
-    def between(cls, low: float, high: float, *, left: float = LEFT) -> Drawing:
-        """Return an empty drawing with an x axis from ``low`` to ``high``."""
-        return cls(PlotScale(low, high, left, WIDTH - RIGHT))
+    def __init__(self, low: float, high: float, *, left: float = LEFT) -> None:
+        self.x = PlotScale(low, high, left, WIDTH - RIGHT)
+        self._parts: list[str] = []
+        self._legend: list[tuple[str, Markup]] = []
 
     def path(self, kind: str, d: str, said: str = "") -> None:
         """Add a path, with ``said`` as its tooltip."""
@@ -181,11 +176,6 @@ def colour(place: int) -> int:
     return place % _COLOURS + 1
 
 
-def _size(over: int | None) -> float:
-    """Return the scale of a mark whose area is proportional to its count."""
-    return min(math.sqrt(over or 1), 5.0)
-
-
 def mark(place: int, x: float, y: float, *, hollow: bool = False, size: float = 1) -> str:
     """Return the mark of a series, which differs in shape and colour."""
     filled = f"line-{colour(place)} hollow" if hollow else f"fill-{colour(place)}"
@@ -233,7 +223,7 @@ def _drawn(
 ) -> SvgChart:
     shares = [[found / max(sum(each), 1) for found in each] for _, each in counts]
     most = max(max(map(max, shares)), 1e-9)
-    drawing = Drawing.between(edges[0], edges[-1])
+    drawing = Drawing(edges[0], edges[-1])
     x = drawing.x
     for place, (name, _) in enumerate(counts):
         top = place * _HEIGHT
@@ -253,7 +243,7 @@ def _drawn(
 def even_edges(low: float, high: float, parts: int) -> Floats:
     """Return the edges of ``parts`` equal bars, rounded for display: 0.7, not 0.7000000000000001."""
     exact: Floats = np.linspace(low, high, parts + 1)
-    digits = 9 - math.floor(math.log10(max((high - low) / parts, sys.float_info.min)))
+    digits = 9 - floor(log10(max((high - low) / parts, sys.float_info.min)))
     inner = np.array([round(edge, digits) for edge in exact[1:-1].tolist()])
     edges: Floats = np.concatenate(([low], inner, [high]))
     return edges if (np.diff(edges) > 0).all() else exact
@@ -274,9 +264,9 @@ def bins(values: Floats, *, low: float, high: float) -> tuple[Floats, Floats]:
 
 def waterfall(spans: Sequence[TimeSpan], *, label: str) -> SvgChart:
     """Return a timeline of the first 200 spans; spans without times are only in the table."""
-    timed = [each for each in spans if math.isfinite(each.start_ms + each.duration_ms)]
+    timed = [each for each in spans if isfinite(each.start_ms + each.duration_ms)]
     end_s = max((each.start_ms + each.duration_ms for each in timed), default=1.0) / 1000 or 1e-3
-    drawing, drawn = Drawing.between(0.0, end_s, left=_NAMES), timed[:_MOST]
+    drawing, drawn = Drawing(0.0, end_s, left=_NAMES), timed[:_MOST]
     kinds = dict.fromkeys(each.kind for each in spans)
     fills = {kind: f"fill-{colour(place)}" for place, kind in enumerate(kinds)}
     for kind, fill in fills.items():
@@ -296,7 +286,7 @@ def waterfall(spans: Sequence[TimeSpan], *, label: str) -> SvgChart:
 
 
 def _took(ms: float) -> str:
-    return numbers.NOT_RECORDED if math.isnan(ms) else numbers.duration(ms / 1000)
+    return numbers.NOT_RECORDED if isnan(ms) else numbers.duration(ms / 1000)
 
 
 _ENDS = ("Interval from", "to")
@@ -316,7 +306,7 @@ def forest(
     least = min([*lines, *(point.x if point.low is None else point.low for point in points)])
     most = max([*lines, *(point.x if point.high is None else point.high for point in points)])
     margin = 0.04 * (most - least)
-    drawing = Drawing.between(least - margin, most + margin)
+    drawing = Drawing(least - margin, most + margin)
     x = drawing.x
     height = 30 + 18 * len(measures)
     bottom = height * len(names) + 4
@@ -351,7 +341,7 @@ def scatter(
 ) -> SvgChart:
     """Return a scatter plot with vertical intervals and the diagonal."""
     margin = 0.03 * (high - low)
-    drawing = Drawing.between(low - margin, high + margin)
+    drawing = Drawing(low - margin, high + margin)
     x, y = drawing.x, PlotScale(low - margin, high + margin, 390, 26)
     drawing.text("axis", x.first, 14, axes[1])
     drawing.grid(y, ticks(low, high), lambda value: f"{value:g}")
@@ -366,7 +356,8 @@ def scatter(
                 drawing.path(kind, f"M{x(point.x)} {y(ends[0])}V{y(ends[1])}")
         # Larger marks for more of them, drawn first so that they hide no others.
         for point in sorted(points, key=lambda each: each.over or 0, reverse=True):
-            drawing.mark(place, x.place(point.x), y.place(point.y), size=1 if joined else _size(point.over))
+            size = 1 if joined else min(sqrt(point.over or 1), 5.0)
+            drawing.mark(place, x.place(point.x), y.place(point.y), size=size)
         for point in points:
             rows.append([name, *map(number, point[:4]), "" if point.over is None else f"{point.over:,}"])
     head = ("Series", axes[0].capitalize(), axes[1].capitalize(), *_ENDS, counted)
@@ -399,7 +390,7 @@ def line(
     """Return line charts over the same axis; points are sorted by ``x``."""
     curves = [_numbers(each.points) for each in series]
     first, last = _ends([*(along for along, *_ in curves), np.array([each.x for each in marks])])
-    drawing = Drawing.between(first, last if last > first else first + 1)
+    drawing = Drawing(first, last if last > first else first + 1)
     low, high = _ends([each[1:].ravel() for each in curves])
     if low == high == 0:
         high = 1.0  # of shares and counts that are all zero none is below it
@@ -467,10 +458,10 @@ def _draw(
 ) -> None:
     along, raw, low, high = curve
     shown, runs = _smooth(raw, smoothing), _runs(raw)
-    bands = [_band(along[run], low[run], high[run]) for run in _runs(low + high)]
+    bands = [_path(along[run], high[run], low[run]) for run in _runs(low + high)]
     drawing.path(f"band-{colour(place)}", "".join(bands))
     for kind, up in ((" raw", raw), ("", shown)) if smoothing else (("", shown),):
-        drawing.path(f"line-{colour(place)}{kind}", "".join(_polyline(along[run], up[run]) for run in runs))
+        drawing.path(f"line-{colour(place)}{kind}", "".join(_path(along[run], up[run]) for run in runs))
     known = np.flatnonzero(np.isfinite(raw)).tolist()
     marked = known if len(known) <= _FEW else known[:: -(-len(known) // 8)]
     for each in sorted({*marked, *(each for each in known if points[each].hollow)}):
@@ -506,20 +497,13 @@ def _shown_places(*values: Floats) -> Places:
     return np.unique([0, *ends, size - 1])
 
 
-def _polyline(along: Floats, up: Floats) -> str:
-    drawn = _shown_places(up)
+def _path(along: Floats, *edges: Floats) -> str:
+    """Return the path of a line, or around a band from its upper to its lower edge."""
+    drawn = _shown_places(*edges)
+    places = [(along[drawn], edges[0][drawn]), *((along[drawn][::-1], low[drawn][::-1]) for low in edges[1:])]
+    points = [f"{x:.1f} {y:.1f}" for xs, ys in places for x, y in zip(xs.tolist(), ys.tolist(), strict=True)]
     # A round cap makes a dot of a point without neighbours.
-    return _path_through(along[drawn], up[drawn]) + ("h0" if drawn.size == 1 else "")
-
-
-def _band(along: Floats, low: Floats, high: Floats) -> str:
-    drawn = _shown_places(low, high)
-    there, upper, lower = along[drawn], high[drawn], low[drawn]
-    return _path_through(np.append(there, there[::-1]), np.append(upper, lower[::-1])) + "Z"
-
-
-def _path_through(along: Floats, up: Floats) -> str:
-    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in zip(along.tolist(), up.tolist(), strict=True))
+    return "M" + "L".join(points) + ("Z" if len(edges) > 1 else "h0" if drawn.size == 1 else "")
 
 
 def _table(series: Sequence[ChartSeries], axis: str, hollow: str) -> tuple[list[list[str]], list[str]]:

@@ -5,28 +5,15 @@ from __future__ import annotations
 import math
 from datetime import datetime, timezone, tzinfo
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from osmosis_ai.statistics.estimates import Estimate
 
 MISSING = "–"
 NOT_RECORDED = "not recorded"
 """A value that is lost; :data:`MISSING` is one that does not exist."""
 _SIZE_UNITS = ("B", "KB", "MB", "GB", "TB")
-
-
-class ShownInterval(Protocol):
-    """A 95% interval, or the reason why there is none."""
-
-    @property
-    def low(self) -> float | None:
-        """Lower bound."""
-
-    @property
-    def high(self) -> float | None:
-        """Upper bound."""
-
-    @property
-    def reason(self) -> str | None:
-        """Why the interval is missing."""
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -115,7 +102,7 @@ def percent_range(low: float, high: float) -> str:
     return f"{_decimal(low) * 100:.1f}–{_decimal(high) * 100:.1f}%"
 
 
-def interval(estimate: ShownInterval, *, percent: bool = False) -> str:
+def interval(estimate: Estimate, *, percent: bool = False) -> str:
     """Return the 95% confidence interval of an estimate, or why it has none."""
     if estimate.low is None or estimate.high is None:
         return f"none: {estimate.reason}" if estimate.reason else MISSING

@@ -119,26 +119,21 @@ class Asset:
 
 @lru_cache
 def assets() -> Mapping[str, Asset]:
-    return {made.name: made for made in _made().values()}
+    """Return styles and scripts by their names with digests."""
+    types = {"viewer.css": "text/css; charset=utf-8", "page.js": "text/javascript; charset=utf-8"}
+    made: dict[str, Asset] = {}
+    for plain, media_type in types.items():
+        # Neither indentation nor comments are sent.
+        lines = (line.strip() for line in (KIT / plain).read_text("utf-8").splitlines())
+        content = "\n".join(line for line in lines if line and not line.startswith("//")).encode()
+        stem, _, suffix = plain.rpartition(".")
+        name = f"{stem}-{hashlib.sha256(content).hexdigest()[:8]}.{suffix}"
+        made[name] = Asset(name, media_type, content, gzip.compress(content, mtime=0))
+    return made
 
 
 def asset_name(plain: str) -> str:
-    return _made()[plain].name
-
-
-@lru_cache
-def _made() -> Mapping[str, Asset]:
-    types = {"viewer.css": "text/css; charset=utf-8", "page.js": "text/javascript; charset=utf-8"}
-    return {name: _asset(name, type, (KIT / name).read_text("utf-8")) for name, type in types.items()}
-
-
-def _asset(plain: str, media_type: str, text: str) -> Asset:
-    # Neither indentation nor comments are sent.
-    lines = (line.strip() for line in text.splitlines())
-    content = "\n".join(line for line in lines if line and not line.startswith("//")).encode()
-    stem, _, suffix = plain.rpartition(".")
-    name = f"{stem}-{hashlib.sha256(content).hexdigest()[:8]}.{suffix}"
-    return Asset(name, media_type, content, gzip.compress(content, mtime=0))
+    return next(name for name in assets() if name.startswith(f"{plain.partition('.')[0]}-"))
 
 
 def templates(*folders: Path) -> Environment:
@@ -199,8 +194,5 @@ _FILTERS: Sequence[Callable[..., Any]] = (
 
 def one_file_policy(style: str) -> str:
     """Return the policy of a single-file page: only its own style."""
-    return f"default-src 'none'; style-src {_digest(style)}; base-uri 'none'; form-action 'none'"
-
-
-def _digest(text: str) -> str:
-    return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"

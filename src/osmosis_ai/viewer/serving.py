@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import html
 import ipaddress
@@ -16,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse
@@ -35,10 +33,6 @@ from osmosis_ai.viewer.access import LISTS, SECTIONS, RenderedPage, Viewing, env
 from osmosis_ai.viewer.routes import nothing_here, viewer_router
 from osmosis_ai.viewer.source import RunSource
 
-if TYPE_CHECKING:
-    from osmosis_ai.viewer.source import RunSource
-
-
 MOST_KEYS = 20
 MOST_SESSIONS = 50
 
@@ -46,15 +40,15 @@ MOST_SESSIONS = 50
 class ViewerKeys:
     def __init__(self) -> None:
         self._lock = Lock()
-        self._unused: OrderedDict[bytes, str] = OrderedDict()
-        self._sessions: OrderedDict[bytes, None] = OrderedDict()
+        self._unused: OrderedDict[str, str] = OrderedDict()
+        self._sessions: OrderedDict[str, None] = OrderedDict()
 
     def make(self, leads_to: str) -> str:
         """Return a key that opens ``leads_to`` in one browser; old unused keys are dropped."""
         key = secrets.token_urlsafe(32)
         with self._lock:
             self._unused[_digest(key)] = leads_to
-            while len(self._unused) > MOST_KEYS:
+            if len(self._unused) > MOST_KEYS:
                 self._unused.popitem(last=False)
         return key
 
@@ -66,7 +60,7 @@ class ViewerKeys:
                 return None
             session = secrets.token_urlsafe(32)
             self._sessions[_digest(session)] = None
-            while len(self._sessions) > MOST_SESSIONS:
+            if len(self._sessions) > MOST_SESSIONS:
                 self._sessions.popitem(last=False)
             return session, path
 
@@ -75,8 +69,8 @@ class ViewerKeys:
             return _digest(session) in self._sessions
 
 
-def _digest(given: str) -> bytes:
-    return hashlib.sha256(given.encode("utf-8", "replace")).digest()
+def _digest(given: str) -> str:
+    return hashlib.sha256(given.encode("utf-8", "replace")).hexdigest()
 
 
 OPEN_PATH = "/open"
@@ -136,7 +130,16 @@ def viewer_app(
     @app.get(OPEN_PATH)
     def open_with_key(request: Request, key: str = "") -> Response:
         on_opened(key)
-        return _opened(request, viewing(request), keys, key)
+        changed = keys.change(key)
+        name = cookie_name(request.url.port)
+        if changed is None and not keys.is_in(request.cookies.get(name, "")):
+            return turned_away("This address was already used, or its viewer has ended.")
+        session, path = changed or ("", "/")
+        page = RenderedPage("opened.html", {"title": "Opening", "path": path})
+        reply = HTMLResponse(render(viewing(request), page), headers=page_headers(keep=False))
+        if session:
+            reply.set_cookie(name, session, httponly=True, samesite="strict")
+        return reply
 
     app.add_middleware(GZipMiddleware, minimum_size=_SMALLEST_GZIPPED_BYTES)
     app.add_middleware(_Door, keys=keys, hosts=hosts)
@@ -145,19 +148,6 @@ def viewer_app(
 
 def cookie_name(port: int | None) -> str:
     return f"osmosis_view_{port}"
-
-
-def _opened(request: Request, view: Viewing, keys: ViewerKeys, key: str) -> Response:
-    changed = keys.change(key)
-    name = cookie_name(request.url.port)
-    if changed is None and not keys.is_in(request.cookies.get(name, "")):
-        return turned_away("This address was already used, or its viewer has ended.")
-    session, path = changed or ("", "/")
-    page = RenderedPage("opened.html", {"title": "Opening", "path": path})
-    reply = HTMLResponse(render(view, page), headers=page_headers(keep=False))
-    if session:
-        reply.set_cookie(name, session, httponly=True, samesite="strict")
-    return reply
 
 
 def turned_away(why: str) -> Response:
@@ -197,12 +187,9 @@ class _Door:
             return None
         if scope["method"] not in ("GET", "HEAD") and origin is None:
             return turned_away("This request did not come from a page of this viewer.")
-        session = asked.cookies.get(cookie_name(asked.url.port), "")
-        return (
-            None
-            if self._keys.is_in(session)
-            else turned_away("This browser has no session, or it stores no cookies.")
-        )
+        if self._keys.is_in(asked.cookies.get(cookie_name(asked.url.port), "")):
+            return None
+        return turned_away("This browser has no session, or it stores no cookies.")
 
 
 _FOLDER = "viewers"
@@ -223,31 +210,24 @@ def leave_opening_page(cache_dir: Path, address: str) -> Path | None:
     """Write a page that redirects to an address, readable by this user only; None if that fails."""
     folder = cache_dir / _FOLDER
     for left in folder.glob("open-*.html"):  # nobody opened them
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             if left.lstat().st_mtime < time.time() - _OPENING_S:
                 left.unlink()
     page = _opening_page(folder, address.rpartition("key=")[2])
-    return page if _left(page, _OPENING_PAGE.format(url=html.escape(address))) else None
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomic(page, _OPENING_PAGE.format(url=html.escape(address)), mode=0o600, durable=False)
+        return page
+    return None
 
 
 def remove_opening_page(folder: Path, key: str) -> None:
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         _opening_page(folder, key).unlink()
 
 
 def _opening_page(folder: Path, key: str) -> Path:
-    digest = hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()[:32]
-    return folder / f"open-{digest}.html"
-
-
-def _left(file: Path, text: str) -> bool:
-    """Write a file that only this user can read; return whether it worked."""
-    try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomic(file, text, mode=0o600, durable=False)
-    except OSError:
-        return False
-    return True
+    return folder / f"open-{_digest(key)[:32]}.html"
 
 
 LOOPBACK = "127.0.0.1"
@@ -293,7 +273,14 @@ def prepare_viewer(
     source: RunSource, *, cache_dir: Path, host: str = LOOPBACK, port: int = 0
 ) -> RunningViewer:
     host = loopback_address(host)
-    listener = _listen(host, port)
+    try:
+        listener = listen(host, port)
+    except (OSError, OverflowError) as error:
+        raise OsmosisError(
+            f"cannot listen on {bracketed(host)}:{port}: {describe_bind_error(error)}",
+            code="CONFLICT",
+            hint="leave out --port: then a free one is taken",
+        ) from error
     port = listener.getsockname()[1]
     name = f"{secrets.token_hex(8)}.localhost"
     named = name if host == LOOPBACK and name_leads_here(name) else bracketed(host)
@@ -320,14 +307,3 @@ def name_leads_here(name: str) -> bool:
     except (OSError, UnicodeError):
         return False
     return LOOPBACK in {each[4][0] for each in found}
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        return listen(host, port)
-    except (OSError, OverflowError) as error:
-        raise OsmosisError(
-            f"cannot listen on {bracketed(host)}:{port}: {describe_bind_error(error)}",
-            code="CONFLICT",
-            hint="leave out --port: then a free one is taken",
-        ) from error

@@ -11,12 +11,7 @@ from typing import Any
 from osmosis_ai.decisions.samples import RunSlice, run_slices
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.metrics import LEAST_SCORED, RunScore, describe_few_scored
-from osmosis_ai.training.runs.curves import (
-    LEAST_WORDS,
-    TrainingCurves,
-    ViewedCurve,
-    after_steps,
-)
+from osmosis_ai.training.runs.curves import LEAST_WORDS, TrainingCurves, ViewedCurve, after_steps
 from osmosis_ai.training.runs.metrics import (
     DROPPED,
     TITLES,
@@ -27,19 +22,9 @@ from osmosis_ai.training.runs.metrics import (
     VALIDATION_REWARD,
 )
 from osmosis_ai.ui import numbers
-from osmosis_ai.ui.charts import ChartMark, ChartPoint, ChartSeries, SvgChart
-from osmosis_ai.ui.numbers import (
-    compact,
-    count,
-    duration,
-    interval,
-    money,
-    number,
-    number_range,
-    percent,
-    percent_range,
-)
-from osmosis_ai.ui.run_numbers import format_scored, number_lines, sample_counts
+from osmosis_ai.ui.charts import ChartMark, ChartPoint, ChartSeries, SvgChart, counted_histogram, line
+from osmosis_ai.ui.numbers import compact, duration, interval, money, number, percent
+from osmosis_ai.ui.run_numbers import format_interval, format_scored, number_lines, sample_counts
 from osmosis_ai.viewer.access import RenderedPage, Tile, Viewing
 from osmosis_ai.viewer.queries import Words, query_string, word
 from osmosis_ai.viewer.source import FailureCount, RunDetail, RunEntry, validated_entry
@@ -61,11 +46,15 @@ def evaluation(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     rows = headline.rows if headline is not None else None
     named, decided = word(words, "slice"), detail.decided.slices if detail.decided is not None else ()
     slices = _slices(view, detail, named, decided)
+    counts = estimates.counts if estimates is not None else None
+    # The bounds say this one.
+    few_scored = describe_few_scored(counts.scored, counts.finished) if counts is not None else None
+    warnings = [each for each in (estimates.warnings if estimates else ()) if each != few_scored]
     is_none = named is not None and any("column" in error.details for *_, error in slices if error)
     return RenderedPage(
         "run.html",
         {
-            "title": detail.summary.name,
+            "title": run,
             "crumbs": view.crumbs("eval"),
             "interval": interval,
             "run": detail.summary,
@@ -73,7 +62,7 @@ def evaluation(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "here": view.run_href("eval", run),
             "sentence": _result(detail),
             "few_scored": _bounds(headline, passed) if headline else None,
-            "warnings": _warnings(detail),
+            "warnings": warnings,
             "subject": " · ".join(
                 filter(None, (detail.summary.model, detail.summary.dataset, rows.words if rows else None))
             ),
@@ -108,12 +97,12 @@ def _tiles(detail: RunDetail, samples: str) -> Iterator[Tile]:
     if score is None:
         yield Tile("Scored", "–" if detail.problems else "0", "", samples)
         return
-    limits = percent_range(score.low, score.high) if score.low is not None and score.high is not None else ""
+    limits = format_interval(score).strip(" ()")
     yield Tile("Pass rate", percent(score.pass_rate), f"95% CI {limits}" if limits else "")
-    yield Tile("Scored", count(score.scored), f"of {score.planned:,} planned", samples)
+    yield Tile("Scored", f"{score.scored:,}", f"of {score.planned:,} planned", samples)
     causes = ", ".join(f"{number:,} {name}" for name, number in score.failed_by_boundary.items())
     failed = samples + query_string({"outcome": "failed"})
-    yield Tile("Failed", count(score.failed), causes, failed if score.failed else "")
+    yield Tile("Failed", f"{score.failed:,}", causes, failed if score.failed else "")
     if estimates is not None:
         rates = [(f"pass@{k}", each) for k, each in estimates.pass_at_k.items() if k > 1]
         for label, rate in rates[-1:]:
@@ -145,8 +134,6 @@ def _rewards(detail: RunDetail) -> SvgChart | None:
     found = detail.rewards
     if found is None or not any(found.counts):
         return None
-    from osmosis_ai.ui.charts import counted_histogram
-
     scored = f"{sum(found.counts):,} scored attempts"
     return counted_histogram(
         found.edges, found.counts, name=scored, label="Scored attempts by reward", axis="reward"
@@ -177,14 +164,6 @@ def _bounds(score: RunScore, passed: Any) -> str | None:
         f"Only {score.scored:,} of {finished:,} finished attempts have a score ({share}). "
         f"If none of the other {unscored:,} passed, {worst} would pass; if all did, {best}."
     )
-
-
-def _warnings(detail: RunDetail) -> Sequence[str]:
-    if detail.estimates is None:
-        return ()
-    counts = detail.estimates.counts
-    above = describe_few_scored(counts.scored, counts.finished)
-    return [warning for warning in detail.estimates.warnings if warning != above]
 
 
 def known_facts(detail: RunDetail) -> Sequence[tuple[str, str]]:
@@ -259,8 +238,8 @@ def training(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     smoothing = _smoothing(words)
     live = view.live("training", run)
     detail = view.source.run("training", run)
-    curves = view.source.curves(run) if _shows_curves(view) else TrainingCurves()
-    summary = detail.summary
+    shows_curves = any(map(view.wants, ("standing", "curves", "validation", "adapters")))
+    curves = view.source.curves(run) if shows_curves else TrainingCurves()
     return RenderedPage(
         "training.html",
         {
@@ -269,16 +248,12 @@ def training(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "here": view.run_href("training", run),
             "validated": _validated(view, run, _page_start(words)),
             "quote": None if view.is_local else quote,
-            **log_tail(view, summary),
+            **log_tail(view, detail.summary),
         },
         parts={name: f"training_{name}.html" for name in ("standing", "curves", "validation", "adapters")}
         | {"log": "run_log.html"},
         live=live,
     )
-
-
-def _shows_curves(view: Viewing) -> bool:
-    return any(map(view.wants, ("standing", "curves", "validation", "adapters")))
 
 
 def shown_training(
@@ -320,9 +295,9 @@ def _training_tiles(detail: RunDetail, curves: TrainingCurves) -> Iterator[Tile]
         last = rewards[-1]
         limits = None
         if last.low is not None and last.high is not None:
-            limits = f"95% CI {number_range(last.low, last.high)}"
+            limits = f"95% CI {numbers.number_range(last.low, last.high)}"
         newest = curves.headline.scored_words if curves.headline is not None else None
-        scored = f"{newest} scored" if newest else None
+        scored = newest and f"{newest} scored"
         yield Tile("Validation reward", number(last.value), "; ".join(filter(None, (limits, scored))))
     for title, key in (("Validation loss", VALIDATION_LOSS), ("Training loss", TRAINING_LOSS)):
         if curves.is_supervised and (losses := curves.points(key)):
@@ -330,10 +305,10 @@ def _training_tiles(detail: RunDetail, curves: TrainingCurves) -> Iterator[Tile]
     trained = curves.points(TRAINING_REWARD)
     if trained:
         yield Tile("Training reward", number(trained[-1].value), f"after step {trained[-1].step:,}")
-    speed = [curves.points(f"speed/{phase}_tokens_per_s") for phase in ("sampling", "learning")]
-    if speed[0]:
-        learned = f"sampled; {speed[1][-1].value:,.0f} learned" if speed[1] else "sampled"
-        yield Tile("Tokens per second", f"{speed[0][-1].value:,.0f}", learned)
+    sampling, learning = (curves.points(f"speed/{phase}_tokens_per_s") for phase in ("sampling", "learning"))
+    if sampling:
+        learned = f"sampled; {learning[-1].value:,.0f} learned" if learning else "sampled"
+        yield Tile("Tokens per second", f"{sampling[-1].value:,.0f}", learned)
     if steps := curves.points("time/step_s"):
         phases = [(phase, curves.points(f"time/{phase}_s")) for phase in ("sampling", "learning")]
         spent = ", ".join(f"{phase} {duration(points[-1].value)}" for phase, points in phases if points)
@@ -386,8 +361,6 @@ def _smoothing(words: Words) -> float:
 
 
 def _charts(curves: TrainingCurves, smoothing: float) -> Iterator[SvgChart]:
-    from osmosis_ai.ui.charts import line
-
     # There may be many warnings: where there is no room for all marks, they are left out.
     room = sorted(curves.marks, key=lambda mark: mark.kind == "warning")[:_MOST_MARKS]
     ordered = sorted(room, key=lambda mark: mark.step)

@@ -221,7 +221,6 @@ class PlatformClient:
         retry: Retry = NEVER,
         headers: Mapping[str, str] | None = None,
     ) -> M:
-        """Send one request and return the reply as a ``model``."""
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         content = None if body is None else encode(body)
         request = self._http.build_request(

@@ -116,7 +116,6 @@ def unsupported(platform_url: str, capability: Capability, status: int | None = 
 
 
 def http_error(reply: Reply, request: RequestInfo, redactor: ReplyRedactor) -> PlatformError:
-    """Return the error for a reply that is not a success."""
     received = json_object(reply.content) or {}
     status, body = reply.status, dict(redactor.tree(received))
     # Read before redaction: a secret that happens to be part of a code must not change its meaning.

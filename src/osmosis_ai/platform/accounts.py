@@ -118,7 +118,6 @@ class AccountStore:
         return user
 
     def users(self) -> list[DbUser]:
-        """Return every user, by address."""
         return self._db.scalars(select(DbUser).order_by(DbUser.email))
 
     def set_password(self, email: str, password: str, *, revoke_tokens: bool = False) -> int:
@@ -247,7 +246,6 @@ def new_bearer(prefix: str) -> str:
 
 
 def bearer_hash(plain: str) -> str:
-    """Return what is stored of a token."""
     return hashlib.sha256(plain.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -11,8 +11,6 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A source of time."""
-
     def now(self) -> datetime:
         """Return the moment, in UTC."""
 
@@ -21,8 +19,6 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clock."""
-
     def now(self) -> datetime:
         return datetime.now(timezone.utc)
 

@@ -108,7 +108,6 @@ class PlatformConfig:
 
     @property
     def lease_term(self) -> timedelta:
-        """How long a lease lasts after each renewal."""
         return timedelta(seconds=self.lease_s)
 
     @property
@@ -130,18 +129,15 @@ class PlatformConfig:
 
     @property
     def executor_shown(self) -> str:
-        """The executor's name for display."""
         where = f"the Ray cluster at {self.ray.address}" if self.ray is not None else "this machine"
         return f"{where}, {self.executor_slots} at a time"
 
     @property
     def blobs_shown(self) -> str:
-        """The blob store's location for display."""
         return parse_s3_address(self.blobs_url).shown if self.blobs_url else str(self.blobs_dir)
 
     @property
     def blob_copies_dir(self) -> Path:
-        """The directory of local copies of a bucket's blobs."""
         return self.home / "blob-copies"
 
     @property
@@ -158,7 +154,6 @@ class PlatformConfig:
 
     @property
     def restore_note(self) -> Path:
-        """The note of a restore that is not finished."""
         return self.home / RESTORE_NOTE
 
     def require_restored(self) -> None:

@@ -77,7 +77,6 @@ class LoraModelStore:
             return replace(found, counts={**found.counts, "deployed": _active(session, workspace_id)})
 
     def get(self, workspace_id: str, name: str) -> DbLoraModel:
-        """Return an adapter by its name or id."""
         with self._db.session() as session:
             return _get(session, workspace_id, name)
 
@@ -187,8 +186,6 @@ class ModelUnavailableError(OpenAIError):
 
 
 class TooManyRequestsError(OpenAIError):
-    """The platform or the key has the maximum number of requests."""
-
     def __init__(self, message: str) -> None:
         super().__init__(429, message, type="rate_limit_error", code="rate_limit_exceeded", retry_after_s=1)
 
@@ -382,7 +379,6 @@ class ModelServerPool:
             self._idle[model] = loop.call_later(ADAPTER_IDLE_S, self._end, model)
 
     def _make_room(self, model: ServableModel) -> None:
-        """Make room for one more process of an adapter."""
         adapters = sum(one.adapter_id is not None for one in self._servers)
         if model.adapter_id is None or adapters < MAX_ADAPTERS:
             return

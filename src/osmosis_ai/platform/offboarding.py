@@ -30,8 +30,6 @@ from osmosis_ai.platform.workspaces import last_owner
 
 @dataclass(frozen=True, slots=True)
 class OffboardingReport:
-    """The effects of a change of an account."""
-
     user: DbUser
     changed: bool = True
     sessions: int = 0
@@ -41,8 +39,6 @@ class OffboardingReport:
 
 
 class Offboarding:
-    """Disables, enables and removes users, for commands on the platform's machine."""
-
     def __init__(self, db: Database, clock: Clock, accounts: AccountStore) -> None:
         self._db = db
         self._clock = clock

@@ -196,7 +196,6 @@ class PlatformMetrics:
             self._sum_s += seconds
 
     def text(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
         from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
         registry = CollectorRegistry()

@@ -101,8 +101,6 @@ class RayError(OsmosisError):
 
 
 class RayUnreachableError(RayError):
-    """The cluster did not answer."""
-
     def __init__(self, cluster: str, reason: str) -> None:
         super().__init__(
             f"{cluster} cannot be reached: {reason}.", hint="its runs continue when it answers again"

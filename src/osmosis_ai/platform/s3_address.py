@@ -31,7 +31,6 @@ class S3Address:
 
     @property
     def shown(self) -> str:
-        """The store's name in messages."""
         return f"the bucket '{self.bucket}' at {self.endpoint or 'Amazon S3'}"
 
     def key_of(self, key: str) -> str:
@@ -39,7 +38,6 @@ class S3Address:
 
 
 def parse_s3_address(url: str) -> S3Address:
-    """Return the address that a URL names."""
     try:
         parts = urlsplit(url)
         settings = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))

@@ -77,7 +77,6 @@ class SignIns:
         self._known = RecentEvents(clock, 1, _KNOWN_S)
 
     def check(self, email: str, password: str, *, source: str) -> DbUser | None:
-        """Return the user with this address and password, or None."""
         network = network_of(source)
         pair = f"{network} {email.strip().lower()}"
         self._by_account.refuse_too_many(pair)

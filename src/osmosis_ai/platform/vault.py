@@ -86,7 +86,6 @@ class Vault:
         return f"Vault({str(self.key_file)!r})"
 
     def seal(self, plaintext: bytes, *, context: str) -> bytes:
-        """Return ``plaintext`` encrypted under the active key."""
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         ring = self._keys()
@@ -201,7 +200,6 @@ def open_vault(config: PlatformConfig) -> Vault:
 
 
 def sealing_context(row: DbSecret | DbRun | DbRolloutServer) -> str:
-    """Return the context of the sealed value of a row."""
     return f"{row.__tablename__}:{row.id}"
 
 

@@ -83,7 +83,6 @@ class WorkspaceStore:
         return workspace
 
     def all(self) -> list[DbWorkspace]:
-        """Return every workspace, by name."""
         return self._db.scalars(select(DbWorkspace).order_by(DbWorkspace.name))
 
     def add_member(self, workspace_id: str, user_id: str, role: Role = "member") -> DbMembership:
@@ -269,7 +268,6 @@ def last_owner(email: str, workspaces: Sequence[str]) -> ConflictError:
 
 
 def _owners(session: Session, identities: Iterable[str]) -> dict[str, DbRepository]:
-    """Return the connected repositories with these identities."""
     rows = session.execute(
         select(DbRepositoryIdentity.identity, DbRepository)
         .join(DbRepository, DbRepository.id == DbRepositoryIdentity.repository_id)

@@ -42,15 +42,11 @@ class TrainingRun(Run):
 
 
 class NamedModel(WireModel):
-    """A list row's base model."""
-
     id: str | None = None
     model_name: str | None = None
 
 
 class NamedFile(WireModel):
-    """A list row's dataset."""
-
     id: str | None = None
     file_name: str | None = None
 
@@ -66,8 +62,6 @@ class TrainingRunList(Page[TrainingRunRow]):
 
 
 class DescribedTrainingRun(TrainingRun):
-    """A run's own fields inside a detail."""
-
     examples_processed_count: Counted = None
     notes: str | None = None
     resumable: bool | None = None

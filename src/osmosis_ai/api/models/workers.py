@@ -190,8 +190,6 @@ class AssignedAdapter(WireModel):
 
 
 class AgentPlace(WireModel):
-    """The address of a remote agent."""
-
     host: str
     port: int
     api_key: Secret | None = None

@@ -170,7 +170,6 @@ _CHECKS = "checks"
 
 
 def restore_backup(config: PlatformConfig, source: Path) -> BackupReport:
-    """Make a platform from a backup."""
     config = replace(config, home=config.home.resolve())
     home = config.home
     if not source.is_file():
@@ -219,7 +218,6 @@ def restore_backup(config: PlatformConfig, source: Path) -> BackupReport:
 
 
 def stored_keys(store: BlobStore) -> Iterator[str]:
-    """Yield the keys of everything in a store."""
     for key in store.keys(""):
         if key.partition("/")[0] != _CHECKS:
             yield key

@@ -218,5 +218,4 @@ def _read_json(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> dict[str, An
 
 
 def damaged(what: str) -> OsmosisError:
-    """Return the error of a backup that cannot be used."""
     return OsmosisError(f"the backup is damaged: {what}.", hint="nothing was restored; use another backup")

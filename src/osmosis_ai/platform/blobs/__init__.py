@@ -19,7 +19,6 @@ from osmosis_ai.platform.s3_address import parse_s3_address
 
 
 def open_blob_store(config: PlatformConfig, clock: Clock) -> BlobStore:
-    """Return the store of a platform: a directory of its own, or a bucket."""
     if not config.blobs_url:
         return LocalBlobStore(config.blobs_dir, url_signer(config, clock), clock)
     if find_spec("boto3") is None:

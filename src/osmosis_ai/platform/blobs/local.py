@@ -51,8 +51,6 @@ _RECORD = "upload.json"
 
 
 class LocalBlobStore:
-    """A :class:`~osmosis_ai.platform.blobs.store.BlobStore` in a directory of this machine."""
-
     def __init__(self, root: Path, signer: UrlSigner, clock: Clock) -> None:
         self.signer = signer
         self._objects = root / "objects"
@@ -278,7 +276,6 @@ class IncomingFile:
 
 
 def wrong_size(received: int, expected: int) -> TransferRefused:
-    """Return the error for a body whose size differs from that in its URL."""
     status, reason = (413, "BODY_TOO_LARGE") if received > expected else (400, "BODY_INCOMPLETE")
     return TransferRefused(
         status, reason, f"the body must have exactly {expected} bytes, got {received} (nothing was stored)."

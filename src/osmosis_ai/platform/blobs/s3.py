@@ -64,8 +64,6 @@ _BLOCK_BYTES = 1 << 20
 
 
 class S3BlobStore:
-    """A :class:`~osmosis_ai.platform.blobs.store.BlobStore` in a bucket."""
-
     def __init__(
         self, address: S3Address, clock: Clock, copies_dir: Path, *, attempts: int = _ATTEMPTS
     ) -> None:
@@ -557,7 +555,6 @@ def _translated(address: S3Address, doing: str) -> Iterator[None]:
 
 
 def _code_and_status(error: Exception) -> tuple[str, int]:
-    """Return the code and the HTTP status of a ``botocore.exceptions.ClientError``."""
     response = getattr(error, "response", {})
     code = str(response.get("Error", {}).get("Code", ""))
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
@@ -626,7 +623,6 @@ class BlobCopies:
         self._in_use: Counter[str] = Counter()
 
     def scratch(self) -> IO[bytes]:
-        """Return a temporary file."""
         self.incoming.mkdir(mode=0o700, parents=True, exist_ok=True)
         return tempfile.TemporaryFile(dir=self.incoming)
 

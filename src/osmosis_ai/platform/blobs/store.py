@@ -28,8 +28,6 @@ class BlobError(OsmosisError):
 
 
 class BlobNotFound(BlobError):
-    """No blob has the key."""
-
     default_code = "NOT_FOUND"
 
 

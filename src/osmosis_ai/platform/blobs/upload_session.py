@@ -36,14 +36,12 @@ class UploadSession:
     sha256: str | None = None
 
     def part_sizes(self) -> list[int]:
-        """Return the exact size of each part, in bytes."""
         if not self.size:
             return [0]
         whole, rest = divmod(self.size, self.part_size)
         return [self.part_size] * whole + ([rest] if rest else [])
 
     def urls(self, blobs: BlobStore, ttl: timedelta = UPLOAD_TTL) -> list[str]:
-        """Return where to send each part."""
         sizes = enumerate(self.part_sizes(), 1)
         return [blobs.signed_part_url(self.upload, number, size=size, ttl=ttl) for number, size in sizes]
 

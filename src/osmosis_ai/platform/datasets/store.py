@@ -263,7 +263,6 @@ class DatasetStore:
             return _NEWEST_FIRST.page(session, mine, limit=limit, offset=offset, cursor=cursor)
 
     def download(self, workspace_id: str, name_or_id: str) -> DatasetDownload:
-        """Return a URL of the bytes, how long it works, and the name of the file."""
         row = self.get(workspace_id, name_or_id)
         if row.status != "uploaded" or row.blob_key is None:
             raise ConflictError(_why_not_ready(row), details={"status": row.status})

@@ -147,7 +147,6 @@ class Database:
             yield session
 
     def get(self, table: type[Found], key: Any) -> Found | None:
-        """Return the row with this primary key."""
         with self.session() as session:
             return session.get(table, key)
 

@@ -126,7 +126,6 @@ class PagedRows(Generic[RowT]):
 
 
 def moment_of(value: Scalar, cursor: str) -> datetime:
-    """Return the time in a part of a cursor's key."""
     try:
         if isinstance(value, str) and (moment := datetime.fromisoformat(value)).tzinfo is not None:
             return moment
@@ -136,7 +135,6 @@ def moment_of(value: Scalar, cursor: str) -> datetime:
 
 
 def text_of(value: Scalar, cursor: str) -> str:
-    """Return the text in a part of a cursor's key."""
     if not isinstance(value, str) or storable(value) != value:
         raise refused(cursor)
     return value

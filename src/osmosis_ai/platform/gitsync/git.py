@@ -62,8 +62,6 @@ _REASON = re.compile(r"^(fatal|error|remote|ERROR|ssh): *|^(?=Host key|Permissio
 
 
 class GitError(OsmosisError):
-    """A Git command failed."""
-
     default_code = "PLATFORM_ERROR"
 
 

@@ -75,7 +75,6 @@ class MirrorStore:
         self._git = Git(root)
 
     def close(self) -> None:
-        """End running commands; later calls fail."""
         self._git.close()
 
     def probe(self, identity: str, clone_url: str) -> RemoteRefs:

@@ -78,7 +78,6 @@ class Scope:
 
 
 async def get_services(request: Request) -> PlatformServices:
-    """Return the platform's services (a dependency)."""
     services: PlatformServices = request.app.state.services
     return services
 
@@ -91,14 +90,12 @@ _Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
 
 
 async def require_principal(request: Request, services: Services, _bearer: _Bearer = None) -> Principal:
-    """Return the user and token of a request (a dependency)."""
     return await _authenticated(request, services, lambda _, principal: principal)
 
 
 async def require_scope(
     request: Request, services: Services, git: GitHeader = None, _bearer: _Bearer = None
 ) -> Scope:
-    """Return the user and workspace of a request (a dependency)."""
     return await _authenticated(
         request, services, lambda session, principal: resolve_scope(session, principal, git)
     )
@@ -161,7 +158,6 @@ def resolve_scope(session: Session, principal: Principal, git: str | None) -> Sc
 
 
 def bearer_token(request: Request) -> str:
-    """Return the token in a request's ``Authorization`` header."""
     header = request.headers.get("authorization")
     if header is None:
         raise unauthorized("AUTH_HEADER_MISSING", "this request needs an Authorization header.")

@@ -202,7 +202,6 @@ def _unexpected(error: Exception, request: Request) -> ApiError:
 
 
 def _secrets_of(request: Request) -> list[str]:
-    """Return the secrets of a request, for redaction."""
     found = [request.headers.get("authorization", "").partition(" ")[2].strip()]
     waiting: list[tuple[Any, bool]] = [(request.scope.get(JSON_BODY), False)]
     while waiting:

@@ -41,7 +41,6 @@ _READERS: RunVar[CapacityLimiter] = RunVar("osmosis_readers")
 
 
 def api_router(prefix: str = "", *, checks: Sequence[Callable[..., Any]] = ()) -> APIRouter:
-    """Return a router of :class:`ApiRoute`."""
     return APIRouter(
         prefix=prefix, route_class=ApiRoute, redirect_slashes=False, dependencies=[*map(Depends, checks)]
     )
@@ -202,7 +201,6 @@ def root_path(services: PlatformServices) -> str:
 
 
 def workspace_path(services: PlatformServices, workspace: DbWorkspace) -> str:
-    """Return the path of a workspace's pages."""
     return f"{root_path(services)}/{quote(workspace.name, safe='')}"
 
 

@@ -59,8 +59,6 @@ _UNKNOWN = "it does not say why"
 
 
 class WorkerRefused(OsmosisError):
-    """A refused claim; ``status`` and ``reason`` are those of the reply."""
-
     default_code = "AUTH_REQUIRED"
 
     def __init__(self, reason: str, message: str, status: int | None = None) -> None:
@@ -70,8 +68,6 @@ class WorkerRefused(OsmosisError):
 
 
 class WorkerAccess:
-    """The worker tokens and tickets of one platform."""
-
     def __init__(self, db: Database, clock: Clock, logs: LogStore, demands: Demands | None = None) -> None:
         self._db = db
         self._clock = clock

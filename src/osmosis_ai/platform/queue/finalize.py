@@ -58,8 +58,6 @@ _FILES_AT_ONCE = 500
 
 @dataclass
 class PlatformShards:
-    """Executes ``prepare`` and ``finalize`` shards, and keeps the numbers of active runs up to date."""
-
     db: Database
     clock: Clock
     blobs: BlobStore

@@ -178,7 +178,6 @@ class RunPhases:
         return and_(DbRunShard.status.in_(OPEN), is_over(DbRunShard.lease_expires_at, self._now, self.term))
 
     def _is_claimable(self, kind: str) -> ColumnElement[bool]:
-        """Return the condition that a shard of a kind may be claimed now."""
         due = is_over(DbRunShard.not_before, self._now, LONGEST_PAUSE)
         ready = and_(DbRunShard.kind == kind, self._is_free(), due, DbRun.status.in_(OPEN))
         if kind == "finalize":

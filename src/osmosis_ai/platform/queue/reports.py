@@ -350,7 +350,6 @@ class AppliedTraining:
 def apply_training(
     session: Session, run: DbRun, attempt: int, news: wire.TrainingNews, now: datetime
 ) -> AppliedTraining:
-    """Write the updates that the worker of this attempt reports."""
     if run.kind != "training":
         raise OsmosisError("this run is not a training run.")
     files = [part.blob for part in news.validation.files if part.blob] if news.validation is not None else []

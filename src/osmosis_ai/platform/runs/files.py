@@ -62,15 +62,12 @@ _BLOCK_BYTES = 64 * 1024
 
 
 class RunFiles:
-    """Opens and lists the files of runs."""
-
     def __init__(self, db: Database, blobs: BlobStore, signer: UrlSigner) -> None:
         self._db = db
         self._blobs = blobs
         self._signer = signer
 
     def open(self, file: DbRunFile) -> BinaryIO:
-        """Open a file for reading; the caller closes it."""
         if file.blob_key is None:
             return self._open_row(file)
         if file.offset is None or file.length is None:
@@ -127,7 +124,6 @@ class RunFiles:
     def _entries(
         self, run: DbRun, types: Sequence[str], ranges: Ranges | None
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the type and manifest entry of each file."""
         for name in (_LOGS, _JOURNAL, "artifacts", _METRICS, _SUMMARY, "trajectories"):
             kind = _DERIVED.get(name, name)
             if kind in types and name in _DERIVED:

@@ -87,7 +87,6 @@ _DETAILS_S = 120.0
 
 
 def check_announcement(start: EvalImportStart) -> None:
-    """Check what is to be uploaded."""
     _check_versions(start)
     _check_texts(start.run)
     for moment in (start.run.started_at, start.run.completed_at):
@@ -106,7 +105,6 @@ def check_announcement(start: EvalImportStart) -> None:
 
 
 def selected_rows(run: ImportedRun) -> Selection:
-    """Return which rows of its dataset a run uses."""
     described = run.experiment_config.dataset.selected_source_rows
     count = 0
     for part in described.split(","):
@@ -241,7 +239,6 @@ class ReceivedRun:
 
     @classmethod
     def read(cls, upload: DbEvalImport, files: Sequence[DbEvalImportFile], blobs: BlobStore) -> ReceivedRun:
-        """Read what has arrived."""
         announced = EvalImportStart.model_validate(upload.announced)
         rows = selected_rows(announced.run)
         by_path = {file.path: file for file in files}
@@ -268,7 +265,6 @@ class ReceivedRun:
         return cls(upload, announced, rows, total_rows, entries, records, files)
 
     def store(self, session: Session, logs: LogStore, now: datetime) -> None:
-        """Write the run, its samples and its files."""
         upload, run = self.upload, self._run(session, now)
         session.add(run)
         session.flush()

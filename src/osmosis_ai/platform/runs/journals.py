@@ -75,7 +75,6 @@ class NewLines:
 
 
 def read_lines(part: JournalPart) -> NewLines:
-    """Parse a part of a journal."""
     content, samples = part.lines.encode(), []
     if content and not content.endswith(b"\n"):
         raise OsmosisError("a part of a journal has whole lines, each with its newline.")
@@ -148,7 +147,6 @@ def read_journal(db: Database, shard_id: str) -> Iterator[bytes]:
 
 
 def journal_digest(db: Database, shard_id: str) -> str:
-    """Return the SHA-256 of all accepted bytes."""
     digest = hashlib.sha256()
     for chunk in read_journal(db, shard_id):
         digest.update(chunk)

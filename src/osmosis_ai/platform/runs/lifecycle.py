@@ -68,7 +68,6 @@ _VERSION = re.compile(r"(\d{1,10})-[0-9a-f]{16}")
 
 
 def conversation_path(row: int, attempt: int) -> str:
-    """Return the file name of a validation sample's conversation."""
     return f"{VALIDATION}/{item_name(row, attempt)}.json"
 
 
@@ -83,10 +82,8 @@ def is_version(name: str) -> bool:
 
 
 def blobs_below(version: str) -> str:
-    """Return the prefix of a validation's blobs, below those of its run."""
     return f"{VALIDATION}/{version}"
 
 
 def version_in_key(blob_key: str) -> str:
-    """Return the validation that a blob belongs to."""
     return blob_key.split("/")[-2]

@@ -81,8 +81,6 @@ class PlannedRetry:
 
 
 class RunReopener:
-    """Retries evaluations and resumes training runs."""
-
     def __init__(
         self,
         db: Database,
@@ -109,7 +107,6 @@ class RunReopener:
         message: str,
         attempts: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        """Queue an ended run again."""
         run.status = "pending"
         run.error = run.completed_at = run.stop_requested_at = None
         run.results = _without(run.results, "ending")

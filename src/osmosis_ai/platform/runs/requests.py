@@ -44,8 +44,6 @@ IsAdapter = Callable[[str], bool]
 
 
 class SubmitRejectedError(OsmosisError):
-    """A submit that creates no run."""
-
     def __init__(self, status: int, reason: str, message: str, *, issues: Sequence[Issue] = ()) -> None:
         super().__init__(message)
         self.status = status
@@ -58,7 +56,6 @@ class SubmitRejectedError(OsmosisError):
         return self.issues[0].key if self.issues else None
 
     def wire_issues(self) -> list[dict[str, str]]:
-        """Return the issues as in the reply."""
         found = []
         for issue in self.issues:
             described = {"key": issue.key, "message": issue.message}
@@ -73,7 +70,6 @@ class SubmitRejectedError(OsmosisError):
 
 
 def rejected(issues: Sequence[Issue]) -> SubmitRejectedError:
-    """Return the rejection of a request for all of its ``issues``."""
     # Clients list the issues below this line.
     message = "this run cannot be submitted with its configuration:"
     return SubmitRejectedError(400, "INVALID_CONFIG", message, issues=issues)
@@ -100,7 +96,6 @@ class RowSelection:
 
     @classmethod
     def read(cls, recorded: Mapping[str, Any] | None) -> RowSelection:
-        """Return the selection that a run's row keeps."""
         return cls(**(recorded or {}))
 
     def rows(self) -> Selection:
@@ -240,8 +235,6 @@ def _length_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalRequest(RunRequest):
-    """A checked request for an evaluation."""
-
     kind = "eval"
 
     evaluation: EvaluationSettings
@@ -267,13 +260,11 @@ class EvalRequest(RunRequest):
         }
 
     def spec(self, *, commit_sha: str | None = None) -> EvalRunSpec:
-        """Return what the engine runs."""
         experiment = self.experiment.model_copy(update={"commit_sha": commit_sha})
         return EvalRunSpec(experiment, self.evaluation, env=self.env, secret_names=self.secrets)
 
 
 def parse_eval_request(body: Mapping[str, Any], is_adapter: IsAdapter) -> EvalRequest:
-    """Check the body of a submit."""
     document, issues = check_body(body, EVAL)
     keys = {issue.key for issue in issues}
     # An issue with one of these leaves open which model is meant, or with which variables it is called.
@@ -344,8 +335,6 @@ def _unknown_adapter(model_path: str, base: str) -> Issue | None:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRequest(RunRequest):
-    """A checked request for a training run."""
-
     kind = "training"
 
     settings: TrainingSettings
@@ -357,7 +346,6 @@ class TrainingRequest(RunRequest):
 
 
 def parse_training_request(body: Mapping[str, Any], is_adapter: IsAdapter) -> TrainingRequest:
-    """Check the body of a submit."""
     from osmosis_ai.training.model_support import base_of
 
     document, issues = check_body(body, TRAINING)

@@ -96,8 +96,6 @@ class _Counted:
 
 
 class MetricsUpdater:
-    """Computes the metrics of evaluations from their samples."""
-
     def __init__(self, db: Database) -> None:
         self._db = db
         self._tables: OrderedDict[str, _Counted] = OrderedDict()
@@ -216,8 +214,6 @@ _LAST = len(_POSITION)
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """The value of a metric after a step."""
-
     step: int
     value: float
     timestamp: datetime
@@ -241,7 +237,6 @@ def read_curves(db: Database, *run_ids: str) -> dict[str, Curves]:
 
 
 def values_of(curves: Curves) -> dict[str, list[tuple[int, float]]]:
-    """Return step and value of each point."""
     return {key: [(point.step, point.value) for point in points] for key, points in curves.items()}
 
 

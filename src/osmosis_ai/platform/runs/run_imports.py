@@ -57,8 +57,6 @@ class ImportState:
 
 
 class EvalImportStore:
-    """The uploads of all workspaces."""
-
     def __init__(self, db: Database, blobs: BlobStore, clock: Clock, logs: LogStore, runs: RunStore) -> None:
         self._db = db
         self._blobs = blobs
@@ -176,7 +174,6 @@ class EvalImportStore:
         return self.get(workspace_id, session_id)
 
     def get(self, workspace_id: str, session_id: str) -> ImportState:
-        """Return an upload."""
         with self._db.session() as session:
             return self._state(session, self._row(session, workspace_id, session_id))
 

@@ -145,7 +145,6 @@ class RunStore:
         self._counts.pop(workspace_id, None)
 
     def get(self, workspace_id: str, kind: RunKind, name_or_id: str) -> DbRun:
-        """Return a run by its name or id."""
         mine: Any = select(DbRun).where(DbRun.workspace_id == workspace_id, DbRun.kind == kind)
         mine = mine.options(joinedload(DbRun.creator))
         called, see = f"{KIND_NAMES[kind]} run", f"see `{COMMAND_GROUPS[kind]} list`"

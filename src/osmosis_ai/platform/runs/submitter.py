@@ -87,8 +87,6 @@ class CheckedSubmission:
 
 
 class RunSubmitter:
-    """Creates runs."""
-
     def __init__(
         self,
         config: PlatformConfig,
@@ -153,7 +151,6 @@ class RunSubmitter:
         return CheckedSubmission(repository, user, request, dataset, rows, sha, rollout_id, all_scopes)
 
     def create(self, checked: CheckedSubmission) -> DbRun:
-        """Create and queue the run of a checked submit."""
         request = checked.request
         self.require_source(checked)
         run_id = new_id("run")

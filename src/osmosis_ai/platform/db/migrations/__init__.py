@@ -48,7 +48,6 @@ def revisions() -> list[str]:
 
 
 def newest_revision() -> str:
-    """Return the revision that this release works with."""
     return revisions()[-1]
 
 
@@ -69,7 +68,6 @@ def current_revision(connection: Connection) -> str | None:
 
 
 def alembic_config(connection: Connection) -> Config:
-    """Return Alembic's configuration for the revisions of this package on an open connection."""
     from alembic.config import Config
 
     config = Config()

@@ -12,5 +12,4 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """Create every table and index."""
     Base.metadata.create_all(op.get_bind(), checkfirst=False)

@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 
 from osmosis_ai.api.models.datasets import CompletedPart, DatasetCreateRequest
-from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobUpload
 from osmosis_ai.platform.blobs.upload_session import UPLOAD_TTL
-from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.datasets import check as checking
 from osmosis_ai.platform.datasets.check import Check, check_dataset, check_in_process
-from osmosis_ai.platform.datasets.store import PendingUpload, find_dataset, open_dataset
+from osmosis_ai.platform.datasets.store import PendingUpload, find_dataset
 from osmosis_ai.platform.db.tables import DbDataset
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member
@@ -196,36 +194,6 @@ def test_a_reader_that_crashes_is_a_refusal_and_not_a_crash_of_the_platform(
     monkeypatch.setattr(sys, "executable", "/bin/false")
     found = check_dataset(path, stopping=threading.Event())
     assert "reading the file failed" in found.errors[0]
-
-
-# Handing rows to a run
-
-
-def test_bytes_that_rotted_are_never_handed_to_a_run(
-    shop: Shop, services: PlatformServices, config: PlatformConfig, tmp_path: Path
-) -> None:
-    row = shop.upload("multiply", rows())
-    (config.blobs_dir / "objects" / str(row.blob_key)).write_bytes(rows().replace(b"3", b"4"))
-    with pytest.raises(OsmosisError, match="damaged") as raised:
-        open_dataset(services.db, services.blobs, row.id, tmp_path / "run" / "a.jsonl")
-    assert "osmosis dataset upload multiply.jsonl --overwrite" in str(raised.value.hint)
-    assert list((tmp_path / "run").iterdir()) == []
-
-
-def test_a_dataset_overwritten_while_a_run_starts_is_copied_whole(
-    shop: Shop, services: PlatformServices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row = shop.upload("multiply", rows())
-    really_open = services.blobs.open
-
-    def overwritten_meanwhile(key: str) -> Any:
-        monkeypatch.undo()
-        shop.upload("multiply", rows(5), row.id)
-        return really_open(key)
-
-    monkeypatch.setattr(services.blobs, "open", overwritten_meanwhile)
-    copied = open_dataset(services.db, services.blobs, row.id, tmp_path / "a.jsonl")
-    assert copied.row_count == 5 and (tmp_path / "a.jsonl").read_bytes() == rows(5)
 
 
 def test_a_name_that_looks_like_an_id_does_not_hide_the_dataset_of_that_id(

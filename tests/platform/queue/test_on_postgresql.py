@@ -141,9 +141,8 @@ def test_a_database_without_a_free_connection_loses_nothing(
 
 
 def test_a_connection_that_was_cut_while_it_was_idle_is_replaced(
-    api: TestClient, operator: Connection, monkeypatch: pytest.MonkeyPatch
+    api: TestClient, operator: Connection
 ) -> None:
-    monkeypatch.setattr("osmosis_ai.platform.db.engine._TRUSTED_S", 0.0)
     assert api.get(EVALS.route).status_code == 200
     assert len(operator.exec_driver_sql(END_ALL).all()) >= 1
     assert api.get(EVALS.route).status_code == 200

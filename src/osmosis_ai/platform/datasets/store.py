@@ -9,14 +9,12 @@ or the new bytes completely.
 from __future__ import annotations
 
 import logging
-import shutil
 import threading
 import unicodedata
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from pathlib import Path
 from secrets import token_hex
 from typing import Any, BinaryIO
 
@@ -32,13 +30,11 @@ from osmosis_ai.api.models.datasets import (
     UploadInstructions,
     UploadIntent,
 )
-from osmosis_ai.datasets import SUPPORTED_EXTENSIONS, file_digest
+from osmosis_ai.datasets import SUPPORTED_EXTENSIONS
 from osmosis_ai.datasets.validation import MAX_FILE_BYTES
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
-from osmosis_ai.platform.blobs.local import BLOCK_BYTES, IncomingFile
 from osmosis_ai.platform.blobs.store import (
     BlobInfo,
-    BlobNotFound,
     BlobStore,
     BlobStoreError,
     BlobUpload,
@@ -562,18 +558,6 @@ def find_dataset(
     return None
 
 
-def open_dataset(db: Database, blobs: BlobStore, dataset_id: str, target: Path) -> DbDataset:
-    """Copy a dataset's checked bytes to ``target`` and return the row they belong to."""
-    row = _with_bytes(db, dataset_id)
-    try:
-        _copy(blobs, row, target)
-    except BlobNotFound:
-        # Overwritten since the row was read.
-        row = _with_bytes(db, dataset_id)
-        _copy(blobs, row, target)
-    return row
-
-
 def _require_no_abort(row: DbDataset) -> None:
     if row.status == "cancelled":
         raise ConflictError(f"the upload of '{row.name}' was aborted or has expired; upload it again.")
@@ -602,31 +586,6 @@ def _why_not_ready(row: DbDataset) -> str:
     if row.status == "error":
         return f"the dataset '{row.name}' was refused: {row.error}."
     return f"the upload of the dataset '{row.name}' was abandoned; upload it again."
-
-
-def _with_bytes(db: Database, dataset_id: str) -> DbDataset:
-    row = db.get(DbDataset, dataset_id)
-    if row is None:
-        raise NotFoundError("the dataset of this run has been removed.")
-    if row.blob_key is None:
-        raise NotFoundError(f"the dataset '{row.name}' has no checked rows (status `{row.status}`).")
-    return row
-
-
-def _copy(blobs: BlobStore, row: DbDataset, target: Path) -> None:
-    if row.blob_key is None:
-        raise BlobNotFound(f"the dataset '{row.name}' has no bytes.")
-    if target.is_file() and target.stat().st_size == row.file_size and file_digest(target) == row.sha256:
-        return
-    with blobs.open(row.blob_key) as source, IncomingFile(target.parent) as copy:
-        shutil.copyfileobj(source, copy, BLOCK_BYTES)
-        if copy.seal().sha256 != row.sha256:
-            raise OsmosisError(
-                f"the stored bytes of the dataset '{row.name}' are damaged: their SHA-256 has changed.",
-                code="PLATFORM_ERROR",
-                hint=f"upload it again with `osmosis dataset upload {row.name}.{row.extension} --overwrite`",
-            )
-        copy.move_to(target)
 
 
 def _later_than(row: DbDataset, clock: Clock) -> datetime:

@@ -32,6 +32,7 @@ from sqlalchemy.orm import Session
 
 from osmosis_ai.api.models.base import LogPage
 from osmosis_ai.config.issues import nearest
+from osmosis_ai.datasets import file_digest
 from osmosis_ai.decisions.samples import RunSamples
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import (
@@ -42,7 +43,7 @@ from osmosis_ai.evaluation.attempt_files import (
     item_name,
 )
 from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStoreError
-from osmosis_ai.platform.datasets.store import find_dataset, open_dataset
+from osmosis_ai.platform.datasets.store import find_dataset
 from osmosis_ai.platform.db.tables import DbDataset, DbLogLine, DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.runs.journals import journal_details
@@ -465,11 +466,14 @@ class _RunDataset:
             )
         target = self._directory / f"{found.name[:_DATASET_NAME_CHARS]}.{found.extension}"
         try:
-            copied = open_dataset(self.services.db, self.services.blobs, found.id, target)
+            with self.services.blobs.open(found.blob_key or "") as source, target.open("wb") as copy:
+                shutil.copyfileobj(source, copy)
+        except BlobNotFound:
+            raise OsmosisError(f"the dataset that {name} used has been replaced just now.") from None
         except OSError as error:
             raise OsmosisError(f"the dataset {found.name} cannot be read here: {error.strerror}.") from error
-        if copied.sha256 != wanted:
-            raise OsmosisError(f"the dataset that {name} used has been replaced just now.")
+        if file_digest(target) != wanted:
+            raise OsmosisError(f"the stored bytes of the dataset {found.name} are damaged.")
         return target
 
     @cached_property

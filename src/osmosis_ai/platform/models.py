@@ -57,10 +57,6 @@ ADAPTER_IDLE_S = 600.0
 _NEWEST_FIRST: PagedRows[DbLoraModel] = PagedRows.newest(DbLoraModel)
 
 
-class DeploymentLimitError(ConflictError):
-    """The workspace has the maximum number of deployments."""
-
-
 class LoraModelStore:
     def __init__(self, db: Database, blobs: BlobStore, clock: Clock) -> None:
         self._db = db
@@ -89,9 +85,8 @@ class LoraModelStore:
         """Return an adapter's files by name, each with a URL that is valid for :data:`LINK_TTL`."""
         return [
             ModelFile(
+                **known,
                 path=name,
-                size=known["size"],
-                sha256=known["sha256"],
                 url=self._blobs.signed_get_url(known["blob_key"], filename=name, ttl=LINK_TTL),
             )
             for name, known in sorted(model.files.items())
@@ -126,9 +121,10 @@ class LoraModelStore:
             if model.deployment_status == "active":
                 return model
             if _active(session, workspace_id) >= MAX_ACTIVE_DEPLOYMENTS:
-                raise DeploymentLimitError(
+                raise ConflictError(
                     f"the workspace has {MAX_ACTIVE_DEPLOYMENTS} deployed models, which is the maximum; undeploy one "
-                    "first with `osmosis model undeploy NAME`."
+                    "first with `osmosis model undeploy NAME`.",
+                    details={"field": "loraName"},
                 )
             model.deployment_status = "active"
             model.deployed_at = self._clock.now()

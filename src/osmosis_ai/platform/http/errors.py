@@ -138,7 +138,8 @@ def as_api_error(error: Exception, request: Request) -> ApiError:
         away: dict[str, Any] = {STORE_AWAY: True} if isinstance(error, BlobStoreBusy) else {}
         return ApiError(503, "BLOBS_UNAVAILABLE", message, headers=_RETRY_LATER, **away)
     if isinstance(error, OsmosisError) and error.code in _STATUS_OF_CODE:
-        return ApiError(_STATUS_OF_CODE[error.code], error.code, as_sentence(error), **_details(error))
+        field = error.details.get("field")
+        return ApiError(_STATUS_OF_CODE[error.code], error.code, as_sentence(error), field, **_details(error))
     return _unexpected(error, request)
 
 

@@ -12,7 +12,7 @@ from osmosis_ai.platform.db.tables import DbLoraModel
 from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError, as_sentence
 from osmosis_ai.platform.http.routing import Paging, api_router, page_url
-from osmosis_ai.platform.models import LINK_TTL, MAX_ACTIVE_DEPLOYMENTS, DeploymentLimitError
+from osmosis_ai.platform.models import LINK_TTL, MAX_ACTIVE_DEPLOYMENTS
 from osmosis_ai.platform.runs.requests import is_servable
 from osmosis_ai.platform.services import PlatformServices
 
@@ -77,10 +77,7 @@ def deploy_lora_model(services: Services, scope: WorkspaceScope, name: str) -> w
             f"this platform cannot serve '{model.name}': its base model `{model.base_model}` requires torch.",
             field="loraName",
         )
-    try:
-        model = services.lora_models.deploy(scope.workspace_id, name, scope.user)
-    except DeploymentLimitError as error:
-        raise ApiError(409, "CONFLICT", error.message, field="loraName") from None
+    model = services.lora_models.deploy(scope.workspace_id, name, scope.user)
     return wire.DeploymentChange(id=model.id, model_name=model.name, status="active")
 
 

@@ -31,7 +31,6 @@ from sqlalchemy import delete, select, update
 
 from osmosis_ai.api.models.base import wire_time
 from osmosis_ai.api.models.eval_runs import DownloadItem
-from osmosis_ai.controller.outcomes import Status
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import item_name
 from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE, IndexEntry
@@ -56,6 +55,7 @@ Ranges = Sequence[tuple[int, int]]
 _METRICS, _SUMMARY, _LOGS, _JOURNAL = "metrics.json", "summary.jsonl", "logs.txt", "events.jsonl"
 _DERIVED = {_METRICS: "metrics", _SUMMARY: "trajectories", _LOGS: "logs", _JOURNAL: "journal"}
 """Derived files and their types."""
+_INDEXED = (*("row_index", "run_index", "rollout_id", "status", "reward", "tokens", "error_type", "resumed"),)
 _TOKEN = re.compile(r"[0-9a-f]{64}")
 _ROWS_AT_ONCE = 2000
 _BLOCK_BYTES = 64 * 1024
@@ -223,17 +223,11 @@ class RunFiles:
             )
             for sample in rows:
                 trajectory = f"trajectories/{item_name(sample.row_index, sample.run_index)}.json"
+                known = {name: getattr(sample, name) for name in _INDEXED}
                 entry = IndexEntry(
-                    row_index=sample.row_index,
-                    run_index=sample.run_index,
-                    rollout_id=sample.rollout_id,
-                    status=cast(Status, sample.status),
+                    **known,
                     duration_ms=round(sample.duration_ms) or None,  # zero means unknown
                     trajectory_filename=TRAJECTORY_FILE if trajectory in with_trajectory else None,
-                    reward=sample.reward,
-                    tokens=sample.tokens,
-                    error_type=sample.error_type,
-                    resumed=sample.resumed,
                 )
                 yield entry.to_line()
 

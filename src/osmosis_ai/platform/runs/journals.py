@@ -249,18 +249,15 @@ def _out_of_range(row: Mapping[str, Any]) -> str | None:
 
 
 def _compare(session: Session, shard_id: str, offset: int, repeated: bytes) -> None:
-    end, table = offset + len(repeated), DbJournalChunk
-    overlapping = (table.shard_id == shard_id, table.offset < end)
-    longer = table.offset + func.length(table.content) > offset
-    for chunk in session.scalars(select(table).where(*overlapping, longer).order_by(table.offset)):
-        first, last = max(offset, chunk.offset), min(end, chunk.offset + len(chunk.content))
-        ours = chunk.content[first - chunk.offset : last - chunk.offset]
-        theirs = repeated[first - offset : last - offset]
-        if ours != theirs:
-            same = next(
-                place for place, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]
-            )
-            raise JournalDivergedError(first + same)
+    end = offset + len(repeated)
+    overlapping = (DbJournalChunk.shard_id == shard_id, DbJournalChunk.offset < end)
+    longer = DbJournalChunk.offset + func.length(DbJournalChunk.content) > offset
+    asked = select(DbJournalChunk).where(*overlapping, longer).order_by(DbJournalChunk.offset)
+    chunks = session.scalars(asked).all()
+    known = b"".join(chunk.content for chunk in chunks)[offset - chunks[0].offset :]
+    if not known.startswith(repeated):
+        pairs = enumerate(zip(known, repeated, strict=False))
+        raise JournalDivergedError(offset + next(place for place, (ours, theirs) in pairs if ours != theirs))
 
 
 def _without_secrets(line: bytes, redactor: Redactor) -> bytes:

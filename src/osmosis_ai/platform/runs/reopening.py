@@ -80,24 +80,15 @@ class PlannedRetry:
     budget: dict[str, float]
 
 
+@dataclass
 class RunReopener:
-    def __init__(
-        self,
-        db: Database,
-        blobs: BlobStore,
-        vault: Vault,
-        clock: Clock,
-        logs: LogStore,
-        submitter: RunSubmitter,
-        queue: Queue,
-    ) -> None:
-        self._db = db
-        self._blobs = blobs
-        self._vault = vault
-        self._clock = clock
-        self._logs = logs
-        self._submitter = submitter
-        self._queue = queue
+    _db: Database
+    _blobs: BlobStore
+    _vault: Vault
+    _clock: Clock
+    _logs: LogStore
+    _submitter: RunSubmitter
+    _queue: Queue
 
     def _reopen(
         self,

@@ -26,7 +26,6 @@ from osmosis_ai.config.sections import EvaluationSettings, Experiment, served_ag
 from osmosis_ai.config.training import TRAINER_SECTIONS, TrainingSettings
 from osmosis_ai.datasets.selection import RowsDrawn, Selection, sample_rows, select_rows
 from osmosis_ai.errors import MissingExtraError, NotFoundError, OsmosisError
-from osmosis_ai.evaluation.spec import EvalRunSpec
 from osmosis_ai.inference.catalog import base_model_of, served_models
 from osmosis_ai.platform.runs.lifecycle import KIND_NAMES, RunKind
 from osmosis_ai.training import has_train_extra, require_train_extra
@@ -258,10 +257,6 @@ class EvalRequest(RunRequest):
             "sampled_rows": len(rows.rows()),
             "total_dataset_rows": rows.total_rows,
         }
-
-    def spec(self, *, commit_sha: str | None = None) -> EvalRunSpec:
-        experiment = self.experiment.model_copy(update={"commit_sha": commit_sha})
-        return EvalRunSpec(experiment, self.evaluation, env=self.env, secret_names=self.secrets)
 
 
 def parse_eval_request(body: Mapping[str, Any], is_adapter: IsAdapter) -> EvalRequest:

@@ -110,12 +110,7 @@ class EvalImportStore:
         for unneeded in surplus:
             self._blobs.abort_upload(unneeded)
         return [
-            ImportUpload(
-                path=file.path,
-                size=file.size,
-                sha256=file.sha256,
-                upload=upload.instructions(self._blobs, received),
-            )
+            ImportUpload.of(file, upload=upload.instructions(self._blobs, received))
             for file, upload, received in noted
         ]
 

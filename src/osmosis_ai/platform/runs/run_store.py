@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
@@ -85,26 +86,19 @@ class RunEndedError(ConflictError):
         self.run = run
 
 
+@dataclass
 class RunStore:
     """The runs of all workspaces, each with its ``creator``."""
 
-    def __init__(
-        self,
-        db: Database,
-        clock: Clock,
-        blobs: BlobStore,
-        logs: LogStore,
-        queue: Queue,
-        demands: Demands,
-        executes_nothing: str | None,
-    ) -> None:
-        self._db = db
-        self._clock = clock
-        self._blobs = blobs
-        self._logs = logs
-        self._queue = queue
-        self._demands = demands
-        self._executes_nothing = executes_nothing
+    _db: Database
+    _clock: Clock
+    _blobs: BlobStore
+    _logs: LogStore
+    _queue: Queue
+    _demands: Demands
+    _executes_nothing: str | None
+
+    def __post_init__(self) -> None:
         # Counting a hundred thousand runs takes milliseconds: total, newest run and time of counting.
         self._counts: dict[str, dict[RunKind, tuple[int, str | None, float]]] = {}
         # An ended run that is reopened ends at another moment.

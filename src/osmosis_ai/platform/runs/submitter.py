@@ -86,28 +86,19 @@ class CheckedSubmission:
     scopes: Mapping[str, str]
 
 
+@dataclass
 class RunSubmitter:
-    def __init__(
-        self,
-        config: PlatformConfig,
-        db: Database,
-        clock: Clock,
-        vault: Vault,
-        mirrors: MirrorStore,
-        rollouts: RolloutStore,
-        runs: RunStore,
-        sources: SourceArchives,
-        queue: Queue,
-    ) -> None:
-        self._config = config
-        self._db = db
-        self._clock = clock
-        self._vault = vault
-        self._mirrors = mirrors
-        self._rollouts = rollouts
-        self._runs = runs
-        self._sources = sources
-        self._queue = queue
+    _config: PlatformConfig
+    _db: Database
+    _clock: Clock
+    _vault: Vault
+    _mirrors: MirrorStore
+    _rollouts: RolloutStore
+    _runs: RunStore
+    _sources: SourceArchives
+    _queue: Queue
+
+    def __post_init__(self) -> None:
         # Separate threads, so that a slow Git host does not delay other requests.
         self._threads = ThreadPoolExecutor(_PARALLEL_SUBMITS, thread_name_prefix="submit")
         self._syncs = ThreadPoolExecutor(_PARALLEL_SUBMITS, thread_name_prefix="submit-sync")

@@ -20,7 +20,7 @@ from osmosis_ai.evaluation.run_log import Level as EngineLevel
 from osmosis_ai.evaluation.run_log import LogEvent
 from osmosis_ai.evaluation.runner import EvalRunner
 from osmosis_ai.evaluation.sources import ProjectSource, RolloutSource, open_policy
-from osmosis_ai.evaluation.spec import EvalRunOptions
+from osmosis_ai.evaluation.spec import EvalRunOptions, EvalRunSpec
 from osmosis_ai.files import open_regular
 from osmosis_ai.platform.log_lines import Level, LogLine
 from osmosis_ai.platform.runs.requests import read_eval_request
@@ -57,7 +57,12 @@ class EvalWork(Work):
         experiment, advanced = self._request.experiment, run.request.get("advanced_config")
         listed = None if shard.attempts is None else frozenset(shard.attempts)
         runner = EvalRunner(
-            spec=self._request.spec(commit_sha=run.commit_sha),
+            spec=EvalRunSpec(
+                experiment.model_copy(update={"commit_sha": run.commit_sha}),
+                self._request.evaluation,
+                env=self._request.env,
+                secret_names=self._request.secrets,
+            ),
             options=EvalRunOptions(
                 name=run.name,
                 seed=run.seed,

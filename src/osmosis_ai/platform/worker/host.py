@@ -96,19 +96,13 @@ class HostOptions:
         if self.sandbox is not None and not self.sandbox.works:
             said = "; ".join(filter(None, (self.sandbox.problem, self.sandbox.remedy)))
             problem = " ".join(said.split())[:_LONGEST_PROBLEM]
-        return ClaimRequest(
+        return ClaimRequest.of(
+            self,
             claim_id=claim_id,
             sdk_version=__version__,
-            run_id=self.run_id,
-            pool=self.pool,
-            machine=self.machine,
             sandbox=self.sandbox.works if self.sandbox is not None else None,
             sandbox_problem=problem,
-            isolation=self.isolation,
             labels=list(self.labels),
-            cpus=self.cpus,
-            gpus=self.gpus,
-            memory_gb=self.memory_gb,
         )
 
 

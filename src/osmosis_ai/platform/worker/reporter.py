@@ -271,7 +271,7 @@ class Reporter:
 
     def upload(self, blobs: Sequence[OutgoingBlob]) -> list[wire.SentUpload]:
         """Upload blobs, at most :data:`MOST_WANTED`; the exchange that names them has the result in ``sent``."""
-        wanted = [wire.WantedUpload(name=each.name, size=each.size, sha256=each.sha256) for each in blobs]
+        wanted = [wire.WantedUpload.of(each) for each in blobs]
         granted = {grant.name: grant for grant in self.sync(wanted=wanted).uploads}
         if missing := [each.name for each in blobs if each.name not in granted]:
             raise PlatformUnreachableError(f"the platform did not return an upload URL for `{missing[0]}`.")

@@ -2,7 +2,7 @@
 
 Each run trains `osmosis/tiny` on the multiply rollout; in every second run, some attempts sleep in the agent. The first step,
 which fills caches, does not count. ``slow_steps`` is how many undelayed steps an attempt sleeps: above max_staleness, its
-group is too old when it ends, and is dropped.
+group is used without it. ``dropped`` is the share of attempts.
 """
 
 from __future__ import annotations
@@ -62,12 +62,11 @@ async def timed(spec: TrainingSpec, run_dir: Path) -> dict[str, Any]:
     seconds = (records[-1].timestamp_ms - first.timestamp_ms) / 1000
     oldest = max(record.metrics["rollout/staleness_max"] for record in records)
     assert oldest <= spec.settings.max_staleness
-    dropped = sum(len(record.dropped) for record in records)
-    groups = len(records) * spec.settings.rollout_batch_size + dropped
+    dropped = sum(record.metrics.get("rollout/dropped_stale", 0.0) for record in records) / len(records)
     return {
         "step_s": round(seconds / len(records), 3),
         "oldest_token": oldest,
-        "dropped": round(dropped / groups, 3),
+        "dropped": round(dropped, 3),
     }
 
 

@@ -12,12 +12,13 @@ import pytest
 from osmosis_ai.config.training import MOST_REPLACED, TrainingSettings
 from osmosis_ai.controller.attempt import Attempt
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.training.engines.recording import RecordedRollout
 from osmosis_ai.training.runs.group_buffer import GroupBuffer
 from osmosis_ai.training.runs.metrics import StepRecord, read_history
-from osmosis_ai.training.runs.rollouts import RolloutBatch, Sample
+from osmosis_ai.training.runs.rollouts import RolloutBatch, Sample, learner_batch, rollout_metrics
 from osmosis_ai.training.runs.spec import DataOrder
 from tests.lazily import lazily
-from tests.training.samples import dataset_row, scored
+from tests.training.samples import dataset_row, recorded, scored
 
 with lazily("torch"):
     from tests.training.loop_world import LoopWorld
@@ -33,10 +34,14 @@ class World:
     """A buffer whose groups are finished by the test; ``version`` samples the groups that start."""
 
     def __init__(self, informative: Callable[[int], bool] = lambda position: True, **settings: Any) -> None:
-        self.settings = TrainingSettings(rollout_batch_size=2, n_samples_per_prompt=2, **settings)
+        settings = {"n_samples_per_prompt": 2} | settings
+        self.settings = TrainingSettings(rollout_batch_size=2, **settings)
         self.informative, self.engine, self.version = informative, Engine(), 0
+        self.finishes_when_cancelled = False
         self.started: list[int] = []
         self.running: dict[int, asyncio.Future[None]] = {}
+        self.left: dict[int, list[Attempt]] = {}
+        self.finish_one: dict[int, Callable[[], None]] = {}
         self.batches: list[RolloutBatch] = []
         self.buffer = self.buffer_after([])
 
@@ -55,18 +60,35 @@ class World:
             rewound=rewound,
         )
 
-    async def sample(self, attempts: Sequence[Attempt]) -> list[Sample]:
+    async def sample(
+        self,
+        attempts: Sequence[Attempt],
+        finished: Callable[[Attempt, Sample], None],
+        unfinished: Callable[[Attempt, RecordedRollout], None],
+    ) -> None:
         step, row = int(attempts[0].name.split("-")[1]), attempts[0].row_index
         position = next(n for n in itertools.count() if ORDER.at(n) == (step, row))
         self.started.append(position)
         version = self.version
-        finished = self.running[position] = asyncio.get_running_loop().create_future()
+        gate = self.running[position] = asyncio.get_running_loop().create_future()
+        left = self.left[position] = list(attempts)
+
+        def finish_one() -> None:
+            attempt = left.pop(0)
+            reward = float(self.informative(position)) * (attempt.run_index % 2)
+            finished(attempt, scored(reward, versions=(version,)))
+
+        self.finish_one[position] = finish_one
         try:
-            await finished
+            await gate
+            while left:
+                finish_one()
         finally:
             self.running.pop(position, None)
-        rewards = [0.0, float(self.informative(position))]
-        return [scored(reward, versions=(version,)) for reward in rewards]
+            while left and self.finishes_when_cancelled:
+                finish_one()
+            for attempt in left:
+                unfinished(attempt, recorded(versions=(version,)))
 
     async def finish(self, *positions: int) -> None:
         for position in positions:
@@ -84,8 +106,14 @@ class World:
         for step in range(first, last + 1):
             taking = await self.begin(step)
             while not taking.done():
+                for n in self.running:
+                    if len(self.left[n]) > 1 and rng.random() < 0.3:
+                        self.finish_one[n]()
                 likely = [n for n in self.running if rng.random() < (0.05 if n % 5 == 0 else 0.8)]
-                await self.finish(*rng.sample(likely, len(likely)))
+                for n in rng.sample(likely, len(likely)):
+                    if n in self.running:  # not cancelled meanwhile
+                        await self.finish(n)
+                await settle()
             found.append(taking.result())
             self.version += rng.random() < 0.9
         return found
@@ -97,7 +125,7 @@ async def settle() -> None:
 
 
 def record_of(batch: RolloutBatch) -> StepRecord:
-    return StepRecord(batch.step, 0, {}, groups=list(batch.positions), dropped=list(batch.dropped or ()))
+    return StepRecord(batch.step, 0, {}, groups=list(batch.positions), dropped=list(batch.dropped))
 
 
 def versions(batch: RolloutBatch) -> set[int]:
@@ -123,7 +151,7 @@ async def test_a_step_takes_the_first_finished_groups_in_the_order_of_their_star
     assert world.started[4:] == [4, 5]
     await world.finish(4, 0)
     batch = await taking
-    assert (batch.positions, versions(batch), batch.dropped) == ([0, 4], {0, 1}, {})
+    assert (batch.positions, versions(batch), batch.dropped) == ([0, 4], {0, 1}, [])
 
 
 async def test_without_staleness_a_step_waits_for_its_own_groups() -> None:
@@ -133,7 +161,7 @@ async def test_without_staleness_a_step_waits_for_its_own_groups() -> None:
         assert sorted(world.running) == positions
         await world.finish(*reversed(positions))
         batch = await taking
-        assert (batch.positions, batch.replaced, batch.dropped) == (positions, None, None)
+        assert (batch.positions, batch.replaced, batch.dropped_attempts) == (positions, None, None)
 
 
 async def test_a_group_with_tokens_that_are_too_old_is_dropped_and_replaced() -> None:
@@ -150,7 +178,60 @@ async def test_a_group_with_tokens_that_are_too_old_is_dropped_and_replaced() ->
     assert list(world.running) == [5, 6, 7], "steps 3 and 4 need three groups"
     await world.finish(6, 5)
     batch = await taking
-    assert (batch.positions, list(batch.dropped or ())) == ([5, 6], [0])
+    assert (batch.positions, batch.dropped) == ([5, 6], [0])
+
+
+async def test_a_group_is_taken_without_its_slow_attempts_before_the_others_are_too_old() -> None:
+    world = World(n_samples_per_prompt=4, max_staleness=1)
+    taking = await world.begin(1)
+    for _ in range(3):
+        world.finish_one[0]()
+    world.finish_one[1]()
+    await world.finish(2, 3)
+    batch = await taking
+    assert (batch.positions, batch.dropped_attempts) == ([2, 3], []), (
+        "the next step can wait for the slow ones"
+    )
+    world.version += 1
+    taking = await world.begin(2)
+    assert world.started[4:] == [4, 5]
+    await world.finish(5)
+    assert not taking.done(), "an incomplete group replaces none that is complete"
+    await world.finish(4)
+    batch = await taking
+    assert (batch.positions, batch.dropped) == ([0, 4], [])
+    assert [[sample.reward for sample in group] for group in batch.samples_PG] == [[0, 1, 0], [0, 1, 0, 1]]
+    assert [each.sampled_tokens for each in batch.dropped_attempts or ()] == [2], "the cancelled attempt"
+    assert 0 not in world.running
+    world.version += 1
+    taking = await world.begin(3)
+    await world.finish(6)
+    batch = await taking
+    assert (batch.positions, batch.dropped) == ([5, 6], [1]), (
+        "one attempt teaches nothing, and is too old now"
+    )
+    assert len(batch.dropped_attempts or ()) == 4
+    metrics = rollout_metrics(batch, learner_batch(batch, normalise=True).statistics, world.version)
+    assert metrics["rollout/dropped_stale"] == 4 / (4 + 8)
+    assert metrics["rollout/dropped_stale_lengths"] == 2
+    await world.buffer.abandon()
+
+
+async def test_a_slow_attempt_that_finishes_while_it_is_cancelled_is_not_used() -> None:
+    world = World(n_samples_per_prompt=3, max_staleness=1)
+    world.finishes_when_cancelled = True
+    taking = await world.begin(1)
+    world.finish_one[0]()
+    world.finish_one[0]()
+    await world.finish(2, 3)
+    await taking
+    world.version += 1
+    taking = await world.begin(2)
+    await world.finish(4, 5)
+    batch = await taking
+    assert [len(group) for group in batch.samples_PG] == [2, 3]
+    assert len(batch.dropped_attempts or ()) == 1
+    await world.buffer.abandon()
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -183,21 +264,23 @@ async def test_refill_replaces_at_most_three_times_the_batch() -> None:
 async def test_no_token_is_too_old_and_no_group_is_lost_or_repeated(
     seed: int, max_staleness: int, refill: bool
 ) -> None:
-    world = World(lambda position: position % 3 > 0, max_staleness=max_staleness, refill=refill)
+    informative = lambda position: position % 3 > 0  # noqa: E731
+    world = World(informative, n_samples_per_prompt=4, max_staleness=max_staleness, refill=refill)
     last, rng = 40, random.Random(seed)
     done: list[int] = []
-    dropped = 0
+    dropped = incomplete = 0
     for step in range(1, last + 1):
         version = world.version
         (batch,) = await world.steps(step, step, rng)
         assert max(version - sampled_by for sampled_by in versions(batch)) <= max_staleness
         size = len(ORDER.batch(step))
         assert len(batch.positions) == size + (batch.replaced or 0)
-        done += [*batch.positions, *(batch.dropped or ())]
-        dropped += len(batch.dropped or ())
+        incomplete += sum(len(samples) < 4 for samples in batch.samples_PG)
+        done += [*batch.positions, *batch.dropped]
+        dropped += len(batch.dropped)
     assert len(set(done)) == len(done)
     assert set(range(max(done) + 1)) - set(done) <= world.running.keys() | world.buffer._groups.keys()
-    assert (dropped > 0) == (max_staleness > 0)
+    assert (dropped > 0) == (incomplete > 0) == (max_staleness > 0)
 
 
 @pytest.mark.parametrize("refill", [False, True])
@@ -211,7 +294,7 @@ async def test_a_resumed_run_repeats_the_recorded_groups_and_loses_none(seed: in
     again = await world.steps(6, 30, random.Random(seed + 100))
     assert [batch.positions for batch in again[:4]] == [batch.positions for batch in before[5:]]
     assert [batch.replaced for batch in again[:4]] == [batch.replaced for batch in before[5:]]
-    done = [n for batch in (*before[:5], *again) for n in (*batch.positions, *(batch.dropped or ()))]
+    done = [n for batch in (*before[:5], *again) for n in (*batch.positions, *batch.dropped)]
     assert len(set(done)) == len(done)
     assert set(range(max(done) + 1)) - set(done) <= world.buffer._groups.keys()
 
@@ -229,7 +312,7 @@ async def test_recorded_groups_that_are_now_too_old_are_not_waited_for() -> None
     taking = await world.begin(2)
     await world.finish(4, 5)
     batch = await taking
-    assert (batch.positions, list(batch.dropped or ())) == ([4, 5], [1, 3])
+    assert (batch.positions, batch.dropped) == ([4, 5], [1, 3])
     await world.buffer.abandon()
 
 
@@ -295,8 +378,11 @@ class SimulatedTime(asyncio.SelectorEventLoop):
         return self.now
 
 
-def simulated_step_s(max_staleness: int, slow: float, seed: int = 0) -> float:
-    """Return the time of a step of 64 attempts if sampling takes 1.2 s, learning 1 s, and slow attempts 4 s more."""
+def simulated_step_s(max_staleness: int, slow: float, seed: int = 0, pace: float = 1) -> float:
+    """Return the time of a step of 64 attempts if sampling takes 1.2 s, learning 1 s, and slow attempts 4 s more.
+
+    ``pace`` divides all times but the 4 s.
+    """
     last = 20
     order = DataOrder(tuple(range(100)), 8, epochs=10, seed=0, max_steps=last)
     settings = TrainingSettings(rollout_batch_size=8, n_samples_per_prompt=8, max_staleness=max_staleness)
@@ -308,7 +394,7 @@ def simulated_step_s(max_staleness: int, slow: float, seed: int = 0) -> float:
             await asyncio.sleep(4)
         async with engine:
             sampled_by = version
-            await asyncio.sleep(1.2 / 64)
+            await asyncio.sleep(1.2 / 64 / pace)
         return scored(float(each.run_index % 2), versions=(sampled_by,))
 
     async def train() -> float:
@@ -316,8 +402,11 @@ def simulated_step_s(max_staleness: int, slow: float, seed: int = 0) -> float:
         engine, done_at = asyncio.Lock(), []
 
         class Sampler:
-            async def sample(self, attempts: Sequence[Attempt]) -> list[Sample]:
-                return list(await asyncio.gather(*(attempt(each, engine) for each in attempts)))
+            async def sample(self, attempts: Sequence[Attempt], finished: Any, unfinished: Any) -> None:
+                async def run(each: Attempt) -> None:
+                    finished(each, await attempt(each, engine))
+
+                await asyncio.gather(*map(run, attempts))
 
         buffer = GroupBuffer(
             Sampler(),  # type: ignore[arg-type]
@@ -332,7 +421,7 @@ def simulated_step_s(max_staleness: int, slow: float, seed: int = 0) -> float:
         for step in range(1, last + 1):
             batch = await buffer.take(step, version)
             assert version - min(versions(batch)) <= max_staleness
-            await asyncio.sleep(1)
+            await asyncio.sleep(1 / pace)
             version += 1
             done_at.append(asyncio.get_running_loop().time())
         await buffer.abandon()
@@ -345,13 +434,22 @@ def simulated_step_s(max_staleness: int, slow: float, seed: int = 0) -> float:
         loop.close()
 
 
-@pytest.mark.parametrize(("max_staleness", "low", "high"), [(0, 2.0, 2.5), (1, 1.8, 2.2), (4, 1.0, 1.15)])
+@pytest.mark.parametrize(
+    ("max_staleness", "pace", "low", "high"),
+    [
+        (0, 1, 2.0, 2.5),
+        (1, 1, 1.2, 1.6),
+        (4, 1, 1.0, 1.15),
+        (4, 2, 1.0, 1.15),
+        (4, 4, 1.0, 1.15),
+    ],
+)
 def test_slow_attempts_hardly_delay_steps_that_sample_ahead(
-    max_staleness: int, low: float, high: float
+    max_staleness: int, pace: float, low: float, high: float
 ) -> None:
-    alone = simulated_step_s(max_staleness, slow=0)
-    assert alone == pytest.approx(1.2 if max_staleness else 2.2, abs=0.05)
-    ratios = [simulated_step_s(max_staleness, slow=0.05, seed=seed) / alone for seed in range(3)]
+    alone = simulated_step_s(max_staleness, slow=0, pace=pace)
+    assert alone * pace == pytest.approx(1.2 if max_staleness else 2.2, abs=0.05)
+    ratios = [simulated_step_s(max_staleness, slow=0.05, seed=seed, pace=pace) / alone for seed in range(3)]
     assert low < sum(ratios) / 3 < high
 
 

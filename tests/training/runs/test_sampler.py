@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from osmosis_ai.config.training import TrainingSettings
-from osmosis_ai.controller.attempt import RolloutRunner
+from osmosis_ai.controller.attempt import Attempt, RolloutRunner
 from osmosis_ai.controller.callbacks import AttemptTimeouts
 from osmosis_ai.controller.server_process import prepare_server
 from osmosis_ai.datasets import DatasetRow
@@ -19,6 +20,7 @@ from osmosis_ai.inference.model import Model
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.training.engines.policy_bridge import PolicyBridge
 from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine
+from osmosis_ai.training.engines.recording import RecordedRollout
 from osmosis_ai.training.runs.rollouts import (
     RolloutSampler,
     Sample,
@@ -74,6 +76,14 @@ def rows(*prompts: str) -> list[DatasetRow]:
     return [DatasetRow(i, [{"role": "user", "content": said}], "ok", None) for i, said in enumerate(prompts)]
 
 
+async def sample_all(sampler: RolloutSampler, attempts: Sequence[Attempt]) -> list[Sample]:
+    finished: dict[Attempt, Sample] = {}
+    unfinished: dict[Attempt, RecordedRollout] = {}
+    await sampler.sample(attempts, finished.__setitem__, unfinished.__setitem__)
+    assert not unfinished
+    return [finished[attempt] for attempt in attempts]
+
+
 def sampled(sample: Sample) -> list[list[int]]:
     """The tokens the policy sampled, by sequence."""
     return [
@@ -85,7 +95,7 @@ def sampled(sample: Sample) -> list[list[int]]:
 async def test_every_attempt_becomes_a_sample_whatever_happened_to_it(tmp_path):
     prompts = rows("What is 2 * 3?", "raise", "remove", "no reward", "nan", "number")
     async with sampling(tmp_path) as (sampler, _):
-        samples = await sampler.sample(attempts_of_step(1, prompts, 2, seed=0))
+        samples = await sample_all(sampler, attempts_of_step(1, prompts, 2, seed=0))
     assert [sample.record.source_row_index for sample in samples] == [i for i in range(6) for _ in "12"]
     first_of_row = samples[::2]
     assert first_of_row[0].reward == 0.0
@@ -104,8 +114,8 @@ async def test_every_attempt_becomes_a_sample_whatever_happened_to_it(tmp_path):
 async def test_samples_hold_the_very_tokens_and_two_attempts_on_a_row_differ(tmp_path):
     async with sampling(tmp_path) as (sampler, _):
         attempts = attempts_of_step(1, rows("What is 2 * 3?"), 4, seed=0)
-        samples = await sampler.sample(attempts)
-        again = await sampler.sample(attempts)
+        samples = await sample_all(sampler, attempts)
+        again = await sample_all(sampler, attempts)
     assert [sampled(sample) for sample in samples] == [sampled(sample) for sample in again]
     assert len({tuple(sampled(sample)[0]) for sample in samples}) > 1
     for sample in samples:
@@ -113,6 +123,26 @@ async def test_samples_hold_the_very_tokens_and_two_attempts_on_a_row_differ(tmp
         assert {version for version, m in zip(sequence.versions, sequence.mask, strict=True) if m} == {0}
         assert all(logprob < 0 for logprob, m in zip(sequence.logprobs, sequence.mask, strict=True) if m)
         assert sample.record.completion_tokens == sample.recorded.sampled_tokens
+
+
+async def test_a_cancelled_group_leaves_what_its_slow_attempts_had_sampled(tmp_path):
+    finished: dict[Attempt, Sample] = {}
+    unfinished: dict[Attempt, RecordedRollout] = {}
+    async with sampling(tmp_path) as (sampler, _):
+        quick, slow, hanging = attempts_of_step(1, rows("What is 2 * 3?", "slow grader", "hang"), 1, seed=0)
+        group = asyncio.create_task(
+            sampler.sample([quick, slow, hanging], finished.__setitem__, unfinished.__setitem__)
+        )
+        usages = sampler.runner.used_in_flight
+        while not finished or sum(usage.calls for usage in usages()) < 1:  # noqa: ASYNC110 - another process's calls
+            await asyncio.sleep(0.01)
+        group.cancel()
+        await asyncio.gather(group, return_exceptions=True)
+        assert not list(usages())
+        await sample_all(sampler, attempts_of_step(2, rows("What is 2 * 3?"), 1, seed=0))
+    assert list(finished) == [quick]
+    assert {each: recorded.calls for each, recorded in unfinished.items()} == {slow: 1, hanging: 0}
+    assert unfinished[slow].sampled_tokens > 0
 
 
 async def test_validation_makes_the_same_attempts_each_time_and_counts_what_it_could_not_score(tmp_path):

@@ -69,7 +69,7 @@ def group_advantages(
         ]
         scores = [reward for reward in rewards if reward is not None]
         scores_P.append(scores)
-        if len(scores) < 2 or _all_equal(scores):
+        if not differ(scores):
             advantages_PG.append([None] * len(rewards))
         else:
             mean = fmean(scores)
@@ -79,7 +79,7 @@ def group_advantages(
     samples = sum(len(rewards_G) for rewards_G in rewards_PG)
     statistics = GroupStatistics(
         groups=len(scores_P),
-        groups_zero_variance=sum(len(group) >= 2 and _all_equal(group) for group in scores_P),
+        groups_zero_variance=sum(len(group) > 1 and not differ(group) for group in scores_P),
         groups_too_few_scores=sum(len(group) < 2 for group in scores_P),
         samples=samples,
         samples_unscored=samples - len(scores),
@@ -92,5 +92,6 @@ def group_advantages(
     return GroupAdvantages(advantages_PG, statistics)
 
 
-def _all_equal(scores: Sequence[float]) -> bool:
-    return max(scores) - min(scores) <= _SAME_REWARD
+def differ(scores: Sequence[float]) -> bool:
+    """Return whether a group has at least two scores and they are not all equal."""
+    return len(scores) > 1 and max(scores) - min(scores) > _SAME_REWARD

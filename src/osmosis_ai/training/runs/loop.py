@@ -556,8 +556,8 @@ class TrainingLoop(StepLoop):
         metrics |= learning_metrics(learned, learning_s) | {"time/publishing_s": publishing_s}
         warnings += [*doubts, *self._new_trouble(batch, metrics)]
         groups = batch.positions if self.settings.records_groups else ()
-        dropped = list(batch.dropped or ())
-        return Measured(metrics, warnings, unscored=batch.unscored(), groups=groups, dropped=dropped)
+        unscored, dropped = batch.unscored(), batch.dropped
+        return Measured(metrics, warnings, unscored=unscored, groups=groups, dropped=dropped)
 
     def _new_trouble(self, batch: RolloutBatch, metrics: Mapping[str, float]) -> list[str]:
         records = (*read_history(self.history.path), StepRecord(batch.step, 0, dict(metrics)))

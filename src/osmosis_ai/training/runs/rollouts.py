@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -88,9 +88,14 @@ class RolloutSampler:
     runner: RolloutRunner
     bridge: PolicyBridge
 
-    async def sample(self, attempts: Sequence[Attempt]) -> list[Sample]:
-        samples: dict[Attempt, Sample] = {}
-        bridge = self.bridge
+    async def sample(
+        self,
+        attempts: Sequence[Attempt],
+        finished: Callable[[Attempt, Sample], None],
+        unfinished: Callable[[Attempt, RecordedRollout], None],
+    ) -> None:
+        """Run ``attempts`` and pass on each sample when it is there, and what lost or cancelled attempts had sampled."""
+        bridge, by_name = self.bridge, {attempt.name: attempt for attempt in attempts}
 
         class Recorder(AttemptResults):
             """Nothing is durable here: a batch counts when its step does."""
@@ -99,13 +104,14 @@ class RolloutSampler:
                 reward, grader = None, running.grader
                 if grader is not None and grader.status.value == "success" and grader.sample is not None:
                     reward = grader.sample.reward
-                samples[running.attempt] = Sample(record, bridge.take(record.rollout_id), bounded(reward))
+                recorded = bridge.take(record.rollout_id)
+                finished(running.attempt, Sample(record, recorded, bounded(reward)))
 
             def unrecorded(self, rollout_id: str, usage: RolloutUsage) -> None:
-                bridge.discard(rollout_id)
+                name, _, _ = rollout_id.rpartition("-")
+                unfinished(by_name[name], bridge.take(rollout_id))
 
         await self.runner.run_all(attempts, Recorder())
-        return [samples[attempt] for attempt in attempts]
 
 
 def timed_out(sample: Sample) -> bool:
@@ -143,7 +149,8 @@ class RolloutBatch:
     Attributes:
         positions: Their positions in the run's stream of groups.
         replaced: How many have equal rewards and were replaced by others; None if the run replaces none.
-        dropped: Groups with tokens that are too old, by position; None if no token can be.
+        dropped: Positions of groups with tokens that are too old.
+        dropped_attempts: What the attempts had sampled that are too old or would be; None if no token can be.
     """
 
     step: int
@@ -152,7 +159,8 @@ class RolloutBatch:
     timed_out: int = 0
     positions: Sequence[int] = ()
     replaced: int | None = None
-    dropped: Mapping[int, list[Sample]] | None = None
+    dropped: Sequence[int] = ()
+    dropped_attempts: Sequence[RecordedRollout] | None = None
 
     @property
     def samples(self) -> list[Sample]:
@@ -215,8 +223,7 @@ def rollout_metrics(batch: RolloutBatch, statistics: GroupStatistics, version: i
     tokens = sum(sample.recorded.sampled_tokens for sample in batch.samples)
     total_lengths = [sum(len(sequence.ids) for sequence in recorded.sequences) for recorded in called]
     reward = _reward(batch)
-    dropped_PG = None if batch.dropped is None else list(batch.dropped.values())
-    dropped = [sample.recorded for samples_G in dropped_PG or () for sample in samples_G]
+    dropped = batch.dropped_attempts
     return finite(
         {
             "rollout/raw_reward": statistics.reward_mean,
@@ -238,10 +245,8 @@ def rollout_metrics(batch: RolloutBatch, statistics: GroupStatistics, version: i
             "rollout/staleness": _mean(staleness),
             "rollout/staleness_max": max(staleness, default=None),
             "rollout/replaced": batch.replaced,
-            DROPPED: len(dropped_PG) / (len(dropped_PG) + len(batch.samples_PG))
-            if dropped_PG is not None
-            else None,
-            DROPPED_LENGTHS: _mean([recorded.sampled_tokens for recorded in dropped if recorded.calls]),
+            DROPPED: None if dropped is None else len(dropped) / (len(dropped) + len(batch.samples)),
+            DROPPED_LENGTHS: _mean([recorded.sampled_tokens for recorded in dropped or () if recorded.calls]),
             "speed/sampling_tokens_per_s": tokens / batch.sampling_s if batch.sampling_s else None,
             "time/sampling_s": batch.sampling_s,
         }

@@ -221,7 +221,7 @@ _CHARTS: Sequence[tuple[str, Sequence[str]]] = (
     ("KL (nats per token)", ("train/kl_sampler", "train/kl_base")),
     ("Entropy (nats per token)", ("train/entropy_loss",)),
     ("Length (tokens)", ("rollout/response_lengths", "rollout/total_lengths")),
-    ("Groups (share)", ("rollout/zero_variance_fraction", DROPPED)),
+    ("Unused (share)", ("rollout/zero_variance_fraction", DROPPED)),
     ("Cut off (share of rollouts)", ("rollout/truncated_ratio", "rollout/timed_out_ratio")),
     ("Learner and server, log-probability gap", ("train/logprob_gap_mean", "train/logprob_gap_max")),
     ("Time of a step (s)", [key for key in TITLES if key.startswith("time/")]),

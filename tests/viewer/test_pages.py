@@ -299,8 +299,10 @@ def test_dataset_slices(tmp_path: Path) -> None:
 
 def test_comparison_equals_the_command() -> None:
     source = two_runs()
+    source.samples_of["old"] = replace(source.samples_of["old"], notes=("old is a note about old.",))
     found = compare_runs(source.samples_of["old"], [source.samples_of["new"]], CompareOptions(rows_shown=50))
     text = page_of(source, "/compare?run=old&run=new")
+    assert ">old is a note about old.<" in text
     assert f"<strong>{found.sentence}</strong>" in text
     assert "Pass rate by row: 20 higher, 1 lower, 9 equal." in text
     assert "+63.3 points" in text and "model-of-old" in text

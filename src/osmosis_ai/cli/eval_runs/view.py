@@ -245,7 +245,7 @@ def next_steps(
         resume = shlex.join([*words, *kept])
         steps.insert(0, ("resume without a budget" if is_spent else "resume", resume))
         structured.insert(0, {"action": "resume", "command": resume})
-    steps.append(("compare with another run", f"osmosis eval compare {shown} OTHER"))
+    steps.append(("compare with an earlier run", f"osmosis eval compare BASELINE {shown}"))
     steps.append(("all metrics and provenance", f"osmosis eval info {shown} --verbose"))
     return steps[:3], structured
 

@@ -21,6 +21,7 @@ from osmosis_ai.training.runs.run_differences import ComparedTraining, TrainingD
 from osmosis_ai.ui import numbers
 from osmosis_ai.ui.charts import ChartPoint, ChartSeries, SvgChart, forest, scatter
 from osmosis_ai.ui.numbers import MISSING
+from osmosis_ai.ui.pages import sentence
 from osmosis_ai.viewer.access import SECTIONS, RenderedPage, Viewing
 from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.pages.run import HOLLOW, chart_points
@@ -68,7 +69,12 @@ def shown(
     return {
         "row_href": row_href,
         "sentence": comparison.sentence,
-        "notes": [note for each in comparison.candidates for note in each.comparability.notes],
+        # A run's name is written as it is, also where it begins a sentence.
+        "notes": [
+            note if note.startswith(tuple(run.name for run in runs)) else sentence(note)
+            for each in comparison.candidates
+            for note in each.comparability.notes
+        ],
         "differs": compare.differing_inputs(comparison),
         "candidates": [
             _candidate(comparison, each, baseline, other)

@@ -21,7 +21,7 @@ from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError, Worksp
 from osmosis_ai.services.eval_runs.resolver import find_local_run, resolve_run
 from osmosis_ai.services.eval_runs.samples import find_run_samples, read_platform_samples
 from osmosis_ai.workspace.layout import WorkspaceDirectory
-from tests.cli.eval_replies import DETAIL, METRICS, OWN, RESULTS
+from tests.cli.eval_replies import DETAIL, METRICS, OWN, RESULTS, ROW
 from tests.decisions.builders import write_journalled_run
 from tests.workspace.builders import make_workspace
 
@@ -151,6 +151,18 @@ class TestOfACommit:
         assert "uncommitted changes" in (caught.value.hint or "")
         with pytest.raises(NotFoundError, match="Commit '--output=x' not found"):
             resolve_run("git:--output=x", client=nobody)
+
+    def test_upload_with_changes_does_not_count(
+        self, head: str, ours: Replies, client: PlatformClient
+    ) -> None:
+        finished = {**ROW, "status": "finished", "commit_sha": head}
+        changed = {**finished, "name": "changed", "imported": {"local_run_id": "0f" * 16, "git_dirty": True}}
+        ours.get("/eval-runs", {"eval_runs": [changed, finished]})
+        assert resolve_run("platform:git:HEAD", client=lambda: client).name == "amber-otter-42"
+        ours.get("/eval-runs", {"eval_runs": [changed]})
+        with pytest.raises(NotFoundError) as caught:
+            resolve_run("platform:git:HEAD", client=lambda: client)
+        assert "uncommitted changes" in (caught.value.hint or "")
 
 
 BASE = "https://platform.osmosis.ai"

@@ -316,11 +316,12 @@ def _of_commit_there(word: str, client: PlatformClient, like: ComparedInputs | N
     for row in list_runs(client, limit=DEFAULT_LIMIT, everything=False).items:
         rollout, dataset = (part.name if part is not None else None for part in (row.rollout, row.dataset))
         same = like is None or (rollout, dataset) == (like.rollout, like.dataset_name)
-        if row.commit_sha == commit and row.status == "finished" and same:
+        dirty = row.imported is not None and row.imported.git_dirty
+        if row.commit_sha == commit and row.status == "finished" and same and not dirty:
             return row.name or row.id
     raise NotFoundError(
         f"No finished run of commit {commit[:12]} found among the latest on {client.platform_url}.",
-        hint="name the run; `osmosis eval list` lists them",
+        hint="name the run; runs with uncommitted changes do not count",
     )
 
 

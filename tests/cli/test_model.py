@@ -91,6 +91,36 @@ def test_deploy_a_checkpoint_of_a_run(maze: Maze, reference: str, name: str | No
     )
 
 
+def test_adapter_of_a_run(maze: Maze) -> None:
+    """A run's name means its only deployed adapter."""
+    maze.get("/models/kestrel").respond(404, json={"error": "not found"})
+    maze.post("/models/kestrel/undeploy").respond(404, json={"error": "not found"})
+    names = [f"kestrel-step-{step}" for step in (20, 40)]
+    maze.post(f"/models/{names[1]}/undeploy").respond(json={"id": "lo_1", "model_name": names[1]})
+    maze.get(f"/models/{names[1]}").respond(json={"id": "lo_1", "model_name": names[1]})
+
+    def offer_deployed(*active: str) -> None:
+        models = [
+            {
+                "id": each,
+                "model_name": each,
+                "training_run_name": "kestrel",
+                "deployment_status": "active" if each in active else None,
+            }
+            for each in names
+        ]
+        maze.get("/models/lora").respond(json={"models": models, "total_count": 2})
+
+    offer_deployed(names[1])
+    assert maze.osmosis("model", "undeploy", "kestrel", "--json").resource["model_name"] == names[1]
+    assert maze.osmosis("model", "info", "kestrel", "--json").data["lora_model"]["model_name"] == names[1]
+    for active in ((), names):
+        offer_deployed(*active)
+        for verb in ("info", "undeploy"):
+            error = maze.osmosis("model", verb, "kestrel", "--json").error
+            assert error["code"] == "NOT_FOUND" and ", ".join(names) in error["hint"]
+
+
 def test_undeploy_asks_first(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
     called = maze.post("/models/maze-lora/undeploy").respond(json={"id": "lo_1", "model_name": "maze-lora"})
     monkeypatch.setattr("osmosis_ai.cli.output.formats.is_terminal", lambda _: True)

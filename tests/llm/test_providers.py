@@ -100,6 +100,11 @@ def test_an_unknown_name_is_an_error_with_the_format_of_names(name: str) -> None
     assert "OPENAI_BASE_URL" in (caught.value.hint or "")
 
 
+def test_an_adapter_without_its_base_is_an_error_with_its_full_name() -> None:
+    with pytest.raises(OsmosisError, match="'BASE:NAME', such as 'osmosis/tiny:keen-owl-2-step-40'"):
+        resolve_model("keen-owl-2-step-40", {})
+
+
 def test_fireworks_short_names_get_their_account_path() -> None:
     endpoint = resolve_model("fireworks_ai/deepseek-v3", {"FIREWORKS_API_KEY": SECRET})
     assert endpoint.model == "accounts/fireworks/models/deepseek-v3"

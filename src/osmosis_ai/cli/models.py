@@ -45,6 +45,14 @@ LoraArgument = Annotated[
     typer.Argument(help="LoRA model, as NAME or BASE:NAME.", autocompletion=complete_model),
 ]
 
+LoraOrRunArgument = Annotated[
+    str,
+    typer.Argument(
+        help="LoRA model, as NAME or BASE:NAME, or training run with one deployed adapter.",
+        autocompletion=complete_model,
+    ),
+]
+
 app = typer.Typer()
 
 
@@ -121,7 +129,7 @@ def _lora_models(client: PlatformClient, limit: int, everything: bool) -> ListRe
 
 
 @app.command("info")
-def info(model: LoraArgument) -> DetailResult:
+def info(model: LoraOrRunArgument) -> DetailResult:
     """Show the origin and deployment of a LoRA model.
 
     Examples:
@@ -242,7 +250,7 @@ def _deployment_result(
 
 
 @app.command("undeploy")
-def undeploy(model: LoraArgument, yes: YesOption = False) -> OperationResult:
+def undeploy(model: LoraOrRunArgument, yes: YesOption = False) -> OperationResult:
     """Undeploy a LoRA model.
 
     Undeploying twice changes nothing. On a terminal, the command asks for confirmation.

@@ -141,7 +141,8 @@ class DecideSettings(ConfigSection):
     """`[decide]`: what a run is compared with, and how."""
 
     against: Annotated[str, checked(_run_name_problem)] | None = setting(
-        None, "baseline: name or directory of a run, or `git:REF` for the newest finished run of a commit without uncommitted changes"
+        None,
+        "baseline: name or directory of a run, or `git:REF` for the newest finished run of a commit without uncommitted changes",
     )
     confidence: Annotated[float, Field(gt=0.5, le=MOST_CONFIDENCE)] = setting(
         DEFAULT_CONFIDENCE, "confidence level of every bound and interval"

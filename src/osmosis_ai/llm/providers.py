@@ -274,6 +274,11 @@ def _unknown_name(path: str, served: Collection[str]) -> OsmosisError:
         if not served:
             return OsmosisError(f"Built-in models are not available here: {path}.")
         return OsmosisError(f"Unknown built-in model: {path} (available: {', '.join(served)}).")
+    if not slash and re.search(r"-step-\d+$", path):
+        return OsmosisError(
+            f"Unknown model: {path} (write a deployed adapter as 'BASE:NAME', such as 'osmosis/tiny:{path}').",
+            hint=f"`osmosis model deploy {path}` prints its model_path",
+        )
     suggestions = [
         f"'{name}/{model if slash and model else '<model>'}'"
         for name in difflib.get_close_matches(provider.lower(), sorted(_providers()), n=2, cutoff=0.75)

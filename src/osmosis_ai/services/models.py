@@ -31,9 +31,9 @@ from osmosis_ai.api.models.models import (
 from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL, INFERENCE_URL_ENV
 from osmosis_ai.api.transfer import BlobClient, download
 from osmosis_ai.datasets import file_digest
-from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.files import expanded, sync_directory
-from osmosis_ai.services.listing import fetch_listing
+from osmosis_ai.services.listing import DEFAULT_LIMIT, fetch_listing
 from osmosis_ai.services.names import similar_names
 from osmosis_ai.services.runs.download import safe_name
 from osmosis_ai.workspace.layout import WorkspaceDirectory
@@ -59,7 +59,7 @@ def list_lora_models(client: PlatformClient, *, limit: int, everything: bool) ->
 
 
 def get_lora_model(client: PlatformClient, name: str) -> LoraModel:
-    return ask_by_name(client, name, lambda named: _get(client, named))
+    return _ask_by_name_or_run(client, name, lambda named: _get(client, named))
 
 
 def deploy(client: PlatformClient, name: str) -> tuple[DeploymentChange, str | None]:
@@ -91,7 +91,7 @@ def deploy(client: PlatformClient, name: str) -> tuple[DeploymentChange, str | N
 
 def undeploy(client: PlatformClient, name: str) -> DeploymentChange:
     """Undeploy an adapter. Undeploying it twice changes nothing."""
-    return _change(client, name, "undeploy")
+    return _ask_by_name_or_run(client, name, lambda named: _change(client, named, "undeploy"))
 
 
 def _get(client: PlatformClient, name: str) -> LoraModel:
@@ -122,6 +122,26 @@ def ask_by_name(client: PlatformClient, name: str, ask: Callable[[str], _T]) -> 
         if error.status != 404 or not base or not short or not _is_base_of(client, base, short):
             raise
     return ask(short)
+
+
+def _ask_by_name_or_run(client: PlatformClient, name: str, ask: Callable[[str], _T]) -> _T:
+    """Return the platform's answer about an adapter, also named by the run whose only deployed adapter it is."""
+    try:
+        return ask_by_name(client, name, ask)
+    except PlatformError as error:
+        if error.status != 404:
+            raise
+        listed = list_lora_models(client, limit=DEFAULT_LIMIT, everything=True).items
+        of_run = {each.model_name: each for each in listed if each.training_run_name == name}
+        deployed = [found for found, each in of_run.items() if found and each.deployment_status == "active"]
+        if not of_run:
+            raise
+        if len(deployed) != 1:
+            raise NotFoundError(
+                f"The run {name} has {len(deployed) or 'no'} deployed adapters.",
+                hint=f"name an adapter: {', '.join(deployed or map(str, of_run))}",
+            ) from None
+    return ask(deployed[0])
 
 
 def _is_base_of(client: PlatformClient, base: str, name: str) -> bool:

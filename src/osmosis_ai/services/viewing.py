@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote
@@ -224,10 +225,10 @@ def _named_run(reference: str) -> Path:
     try:
         return find_local_run(reference).resolve()
     except NotFoundError:
-        download = evals_directory() / reference
-        if not is_downloaded_run(download):
-            raise
-        return download.resolve()
+        with suppress(WorkspaceRequiredError):
+            if is_downloaded_run(download := evals_directory() / reference):
+                return download.resolve()
+        raise
     except WorkspaceRequiredError:
         raise NotFoundError(
             f"Directory or run '{reference[:200]}' not found.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -121,8 +121,8 @@ def _forced(reference: str) -> tuple[str | None, str]:
 
 
 def _is_path(word: str) -> bool:
-    """Whether a word is a path, not a name."""
-    return Path(word).name != word and not word.startswith(GIT)
+    """Whether a word is a path, not a name; results files are found by their suffix."""
+    return not word.startswith(GIT) and (Path(word).name != word or word.endswith((".json", ".jsonl")))
 
 
 def _at_path(word: str, downloads: bool) -> Path | None:
@@ -178,7 +178,12 @@ def _find_here(word: str, like: ComparedInputs | None) -> Path | None:
     """Return the directory of a run in the workspace; None if it does not exist."""
     if not word or not can_be_path(word):
         return None
-    workspace = workspace_of_runs()
+    try:
+        workspace = workspace_of_runs()
+    except WorkspaceRequiredError:
+        if _is_path(word):
+            raise _missing(word, word, []) from None
+        raise
     root = workspace.evals_dir
     if word.startswith(GIT):
         return _of_commit_here(root, _commit(word, workspace.root), like)
@@ -251,11 +256,11 @@ def _same_config(inputs: ComparedInputs, like: ComparedInputs | None) -> bool:
     return (inputs.rollout, inputs.dataset_name) == (like.rollout, like.dataset_name)
 
 
-def _missing(reference: str, word: str) -> NotFoundError:
-    """Return the error about a run that is not on this machine."""
+def _missing(reference: str, word: str, names: Sequence[str] | None = None) -> NotFoundError:
+    """Return the error about a run that is not on this machine; ``names`` are the local runs."""
     from difflib import get_close_matches
 
-    names = local_names()
+    names = local_names() if names is None else names
     given = expanded(word)
     if word.startswith(GIT):
         return NotFoundError(
@@ -264,9 +269,11 @@ def _missing(reference: str, word: str) -> NotFoundError:
             hint="check it out and evaluate it with `osmosis eval run`; runs with uncommitted changes do not count",
         )
     is_directory = _is_path(word) and given.is_dir()
-    message = f"There is no run in '{given}'." if is_directory else f"Run '{word}' not found."
+    message = f"{'File' if _is_path(word) else 'Run'} '{word}' not found."
+    message = f"There is no run in '{given}'." if is_directory else message
     near = get_close_matches(given.name, names, n=3, cutoff=0.0 if is_directory else 0.5)
-    hint = f"latest local runs: {', '.join(names[:5])}" if names else "start one with `osmosis eval run`"
+    hint = None if _is_path(word) else "start one with `osmosis eval run`"
+    hint = f"latest local runs: {', '.join(names[:5])}" if names else hint
     return NotFoundError(
         message,
         details={"reference": reference, "nearest": near},

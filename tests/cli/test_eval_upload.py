@@ -100,6 +100,11 @@ def importer(maze: Maze, run: LocalRun, store: BlobServer) -> Importer:
     return Importer(maze, store, run.write(maze.workspace.evals_dir))
 
 
+def test_what_is_not_uploaded_is_named(importer: Importer) -> None:
+    shown = importer.maze.osmosis("eval", "upload", str(importer.directory))
+    assert "Not uploaded: the errors of 1 failed attempt without a conversation" in shown.out
+
+
 def test_request_sequence(importer: Importer, run: LocalRun) -> None:
     outcome = importer.osmosis()
     assert outcome.status == 0, outcome.err

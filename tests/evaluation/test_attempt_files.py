@@ -97,12 +97,12 @@ MINE = {"session_id": "r0", "steps": ["controller"]}
 # What a result's conversation is
 
 
-async def stored(world: World, **changed: Any) -> dict[str, Any] | None:
+async def stored(world: World, result: TerminalRecord | None = None, **changed: Any) -> dict[str, Any] | None:
     """Return the conversation that is stored before the result is journaled."""
     running = ended(Attempt(ROW, 0, 0, attempt_seeds(0, 7, 0)), "r0", **changed)
     writer = world.writer()
     try:
-        await writer.append("r0", running.trajectory())
+        await writer.append(result or record(rollout_id="r0"), running.trajectory())
         lines = world.directory.conversations.read_bytes().splitlines()
     finally:
         await writer.close()
@@ -122,6 +122,16 @@ CALL = LastCall(
     json.dumps({"messages": [{"role": "user", "content": "as called"}]}).encode(),
     json.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": "forty"}}]}).encode(),
 )
+
+
+async def test_failure_is_in_its_conversation(world: World) -> None:
+    cause = {"boundary": "agent", "category": "exception", "error": f"refused {SECRET}"}
+    failed = record(rollout_id="r0", status="failed", reward=None, **cause)
+    found = await stored(world, failed, last_call=CALL)
+    assert found is not None
+    failure = found["extra"]["osmosis"]["failure"]
+    assert (failure["source"], failure["code"]) == ("agent", "exception")
+    assert failure["error"].startswith("refused") and SECRET not in failure["error"]
 
 
 async def test_conversation_of_sample_messages(world: World) -> None:

@@ -142,15 +142,20 @@ class AttemptFilesWriter:
         self._with_left_out = 0
         self._find_written()
 
-    async def append(self, rollout_id: str, found: Trajectory | None) -> Mapping[str, Any] | None:
+    async def append(self, record: TerminalRecord, found: Trajectory | None) -> Mapping[str, Any] | None:
         """Make the conversation of an attempt durable and return it without secrets; None if there is none."""
         if found is None:
             return None
         try:
-            trajectory: Mapping[str, Any] = self._redactor.tree(found.model_dump(exclude_none=True))
-            line = conversation_line(rollout_id, trajectory)
+            document = found.model_dump(exclude_none=True)
+            if record.status == "failed":
+                # The index has no room for the cause, and an upload has no journal.
+                failure = {"source": record.boundary, "code": record.category, "error": record.error}
+                document.setdefault("extra", {}).setdefault("osmosis", {})["failure"] = failure
+            trajectory: Mapping[str, Any] = self._redactor.tree(document)
+            line = conversation_line(record.rollout_id, trajectory)
         except (RecursionError, ValueError, TypeError) as error:
-            self._warn(f"could not store the conversation: {error}", rollout_id)
+            self._warn(f"could not store the conversation: {error}", record.rollout_id)
             return None
         await self._conversations.append_line(line)
         return trajectory

@@ -147,6 +147,37 @@ def test_samples_of_an_import_have_what_their_trajectories_state(
     assert (loose.model_calls, loose.cost_usd, loose.model_latency_ms, loose.output) == (2, None, 11.0, None)
 
 
+@pytest.mark.parametrize(
+    ("stated", "imported"),
+    [
+        (
+            {"source": "agent", "code": "exception", "error": "it\0broke"},
+            ("agent", "exception", "it\ufffdbroke"),
+        ),
+        ({"source": "moon", "code": 7, "error": []}, (None, "timeout", None)),
+        ("x", (None, "timeout", None)),
+    ],
+)
+def test_cause_of_a_failure(
+    api: TestClient,
+    services: PlatformServices,
+    run: LocalRun,
+    stated: object,
+    imported: tuple[str | None, ...],
+) -> None:
+    def of_row_0(**changed: object) -> bytes:
+        entries = [json.loads(line) for line in run.files["index.jsonl"].splitlines()]
+        return b"".join(
+            json.dumps({**each, **changed} if each is entries[0] else each).encode() + b"\n"
+            for each in entries
+        )
+
+    run.files["index.jsonl"] = of_row_0(status="failed", reward=None, error_type="callback_timeout")
+    with_trajectories(run, {"told": {"failure": stated}}).upload(api)
+    sample = imported_samples(services)[0]
+    assert (sample.status, sample.boundary, sample.category, sample.error) == ("failed", *imported)
+
+
 def test_hostile_numbers_of_a_trajectory_are_left_out(
     api: TestClient, services: PlatformServices, run: LocalRun
 ) -> None:

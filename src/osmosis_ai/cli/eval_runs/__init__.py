@@ -638,7 +638,10 @@ def _upload_steps(uploaded: UploadedRun) -> list[str]:
         steps.append(("open in a browser", url))
     total = len(uploaded.run.files)
     sent = f"{formats.count(uploaded.sent)} of {formats.count(total)} files were sent"
-    return [*([sent] if uploaded.sent < total else []), *formats.next_block(steps)]
+    notes = [sent] if uploaded.sent < total else []
+    if many := uploaded.run.unexplained:
+        notes.append(f"Not uploaded: the errors of {amount(many, 'failed attempt')} without a conversation")
+    return [*notes, *formats.next_block(steps)]
 
 
 def resubmit(

@@ -23,11 +23,13 @@ from sqlalchemy.orm import Session
 
 from osmosis_ai.api.models.base import wire_time
 from osmosis_ai.api.models.eval_imports import SCHEMA_VERSION, EvalImportStart, ImportedRun, ImportFile
+from osmosis_ai.controller.outcomes import ERROR_SOURCES, error_code_of
 from osmosis_ai.controller.record import TerminalRecord, previews_of
 from osmosis_ai.datasets.selection import Selection, select_rows
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.attempt_files import item_name
 from osmosis_ai.evaluation.conversation import Conversation, ConversationStep, as_messages, read_conversation
+from osmosis_ai.evaluation.lenient_json import as_table, as_text
 from osmosis_ai.evaluation.manifest import VERSIONS
 from osmosis_ai.evaluation.metrics import compute_metrics
 from osmosis_ai.evaluation.results import AttemptTable
@@ -258,6 +260,7 @@ class ReceivedRun:
                 tokens=entry.tokens,
                 error_type=entry.error_type,
                 source_row_index=rows.indices[entry.row_index],
+                **_failure(entry, details.get(entry.rollout_id, {}).pop("failure", None)),
                 **details.get(entry.rollout_id, {}),
             )
             for entry in entries
@@ -466,8 +469,22 @@ def _inconsistent(path: str, what: str) -> OsmosisError:
 # -- what trajectories state in addition to the index ------------------------------------------------
 
 _MOST_TOKENS = 2**31 - 1
+_MOST_ERROR_CHARS = 2000
 _LARGEST = 1e12
 """The maximum dollars or milliseconds of one call."""
+
+
+def _failure(entry: IndexEntry, stated: object) -> dict[str, Any]:
+    """Return the source, code and text of a failure as its trajectory states them; the code follows from the type."""
+    if entry.status != "failed":
+        return {}
+    cause = as_table(stated)
+    source, code, text = cause.get("source"), as_text(cause.get("code")), as_text(cause.get("error"))
+    return {
+        "boundary": source if source in ERROR_SOURCES else None,
+        "category": code or error_code_of(entry.error_type),
+        "error": text and text[:_MOST_ERROR_CHARS],
+    }
 
 
 def _trajectory_details(content: bytes) -> dict[str, Any]:
@@ -475,7 +492,11 @@ def _trajectory_details(content: bytes) -> dict[str, Any]:
     conversation = read_conversation(content)
     extra = conversation.facts.get("sample_extra_fields")
     noted = read_grader_notes(extra if isinstance(extra, Mapping) else {})
-    texts: dict[str, Any] = {"notes": noted.notes, "parts": dict(noted.parts)}
+    texts: dict[str, Any] = {
+        "notes": noted.notes,
+        "parts": dict(noted.parts),
+        "failure": conversation.facts.get("failure"),
+    }
     # The last message that reached a failed agent is not its output.
     if not conversation.from_model_calls:
         shown = previews_of(as_messages(conversation), Redactor())

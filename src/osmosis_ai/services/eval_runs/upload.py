@@ -73,6 +73,8 @@ class UploadableRun:
     described: Mapping[str, Any]
     pass_threshold: float
     files: tuple[UploadFile, ...]
+    unexplained: int
+    """Failed attempts without a conversation, which would carry the cause."""
 
     @property
     def size_bytes(self) -> int:
@@ -143,9 +145,9 @@ def read_uploadable(directory: Path) -> UploadableRun:
     for entry in entries:
         files += _files_of(found, entry, secrets)
     digest = hashlib.sha256(found.manifest.read_bytes()).hexdigest()
-    return UploadableRun(
-        directory, manifest, digest, described, threshold, tuple(sorted(files, key=lambda file: file.path))
-    )
+    unexplained = sum(entry.status == "failed" and entry.trajectory_filename is None for entry in entries)
+    listed = tuple(sorted(files, key=lambda file: file.path))
+    return UploadableRun(directory, manifest, digest, described, threshold, listed, unexplained)
 
 
 def _described(found: RunDirectory, manifest: Manifest) -> tuple[Mapping[str, Any], float]:

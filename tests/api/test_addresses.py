@@ -163,7 +163,7 @@ def test_normalized_platform_urls(written: str, normal: str) -> None:
         *("", "https://", "https://a:port", "ftp://a.example", "https://a b", "https://[::1"),
         *("a..example", "-a.example", "https://a_b-.example", "https://a,b", "https://a;b"),
         *("https://300.1.1.1", "https://1.2.3", "https://a:0", "a.example:99999", f"https://{'a' * 64}"),
-        f"me:{CANARY}@a.example:port",
+        *(f"me:{CANARY}@a.example:port", "notaurl", "default/"),
     ],
 )
 def test_invalid_platform_urls(written: str) -> None:

@@ -32,7 +32,10 @@ def normalize_platform_url(raw: str) -> str:
 
     text = raw.strip()
     if "://" not in text:
-        text = f"{'http' if is_loopback(_host_of_bare(text)) else 'https'}://{text}"
+        is_local = is_loopback(_host_of_bare(text))
+        if not is_local and re.fullmatch(r"[\w-]*/*", text):
+            raise _invalid(raw)  # rather a wrong argument than the name of a host
+        text = f"{'http' if is_local else 'https'}://{text}"
     try:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port

@@ -261,6 +261,11 @@ def test_csv_cells(said: str, cell: str) -> None:
     assert json.loads(exact)["error"] == said and exact.rstrip(b"\n").decode("ascii").isprintable()
 
 
+def test_start_of_a_run_is_on_its_page() -> None:
+    text = page_of(FakeSource([a_run("old")]), "/evals/old")
+    assert ">Started<" in text and "2026-05-04 12:00 PM UTC" in text
+
+
 def test_empty_run() -> None:
     source = FakeSource([a_run("new", status="pending", started_at=None, ended_at=None)])
     text = page_of(source, "/evals/new")

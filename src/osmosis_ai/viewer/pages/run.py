@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import timezone
 from math import isfinite
 from shlex import quote
 from typing import Any
@@ -174,6 +175,7 @@ def known_facts(detail: RunDetail) -> Sequence[tuple[str, str]]:
             for name in ("model", "dataset", "rollout", "config", "commit")
         ),
         ("Uncommitted changes", "yes" if run.dirty else None),
+        ("Started", numbers.date(run.started_at, zone=timezone.utc) if run.started_at else None),
         ("Submitted by", run.person),
     ]
     return [*((label, value) for label, value in known if value and label not in said), *detail.facts]
@@ -307,12 +309,12 @@ def _training_tiles(detail: RunDetail, curves: TrainingCurves) -> Iterator[Tile]
         yield Tile("Training reward", number(trained[-1].value), f"after step {trained[-1].step:,}")
     sampling, learning = (curves.points(f"speed/{phase}_tokens_per_s") for phase in ("sampling", "learning"))
     if sampling:
-        learned = f"sampled; {learning[-1].value:,.0f} learned" if learning else "sampled"
-        yield Tile("Tokens per second", f"{sampling[-1].value:,.0f}", learned)
+        learned = f"; {learning[-1].value:,.0f} learned" if learning else ""
+        yield Tile("Tokens per second", f"{sampling[-1].value:,.0f}", f"sampled in the last step{learned}")
     if steps := curves.points("time/step_s"):
         phases = [(phase, curves.points(f"time/{phase}_s")) for phase in ("sampling", "learning")]
-        spent = ", ".join(f"{phase} {duration(points[-1].value)}" for phase, points in phases if points)
-        yield Tile("Time per step", duration(steps[-1].value), spent)
+        spent = [f"{phase} {duration(points[-1].value)}" for phase, points in phases if points]
+        yield Tile("Time per step", duration(steps[-1].value), ", ".join(["last step", *spent]))
     if detail.summary.duration_s is not None:
         yield Tile("Duration", duration(detail.summary.duration_s))
 

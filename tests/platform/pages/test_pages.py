@@ -112,6 +112,7 @@ def test_an_api_key_is_made_shown_once_and_revoked(
 ) -> None:
     sign_in(browser)
     page = browser.get("/fern/api-keys")
+    assert "<h1>API keys</h1>" in page.text
     made = browser.post("/fern/api-keys", data={"csrf": csrf_of(page), "action": "make", "name": HOSTILE})
     (plain,) = re.findall(r"osm_[A-Za-z0-9_-]{43}", made.text)
     assert HOSTILE not in made.text

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
+import sqlite3
+import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, BinaryIO, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, get_args
+
+import orjson
 
 from osmosis_ai.config.issues import nearest
 from osmosis_ai.decisions.local_runs import read_local_samples, require_dataset_file
 from osmosis_ai.decisions.run_dataset import dataset_files, expected_answer
-from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.errors import NotFoundError, OsmosisError, reason_of
 from osmosis_ai.evaluation.attempt_files import (
     AttemptFiles,
     StoredArtifact,
@@ -23,15 +28,24 @@ from osmosis_ai.evaluation.attempt_files import (
     read_config,
     read_diagnostics,
 )
-from osmosis_ai.evaluation.local_results import LocalResults, describe_lost_results
+from osmosis_ai.evaluation.journal import (
+    Entry,
+    JournalCorruptionError,
+    JournalReader,
+    not_part_of_run,
+    replay,
+)
+from osmosis_ai.evaluation.local_results import LocalResults, describe_lost_results, pass_threshold_of
+from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import LogDirection, read_log
-from osmosis_ai.files import size_of
+from osmosis_ai.files import open_regular, size_of
+from osmosis_ai.sqlite_text import ESCAPE, HOLDS, bindable, like_pattern, teach_holds
 from osmosis_ai.training.runs.curves import RecordedTraining, TrainingCurves
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
-from osmosis_ai.viewer.local.attempts import AttemptIndex, file_state
 from osmosis_ai.viewer.local.run_files import (
     KnownEvaluation,
+    RunList,
     commands_of,
     facts_of,
     read_evaluation,
@@ -42,9 +56,11 @@ from osmosis_ai.viewer.local.run_files import (
     training_detail,
     with_time_so_far,
 )
-from osmosis_ai.viewer.local.run_list import RunList
 from osmosis_ai.viewer.local_runs import RunKind, RunPlace, RunPlaces, namesakes
 from osmosis_ai.viewer.source import (
+    SORTED_BY,
+    FailureCount,
+    Histogram,
     ItemPage,
     RunDetail,
     RunEntry,
@@ -52,9 +68,14 @@ from osmosis_ai.viewer.source import (
     RunState,
     SampleDetail,
     SampleEntry,
+    SamplePosition,
     SampleQuery,
     known_of,
+    no_sample,
+    sample_page,
+    sample_position,
     sliceable_columns,
+    sorted_value,
     traceback_in,
     validated_record,
 )
@@ -62,8 +83,396 @@ from osmosis_ai.workspace.config_files import decisions_around
 
 if TYPE_CHECKING:
     from osmosis_ai.api.models.base import LogPage
+    from osmosis_ai.controller.record import TerminalRecord
     from osmosis_ai.decisions.samples import RunSamples
     from osmosis_ai.training.runs.run_directory import ValidationSamples
+
+CountedT = TypeVar("CountedT")
+
+COLUMNS = (
+    "item", "offset", "status", "source_row", "row_digest", "reward", "tokens", "duration_ms", "model_latency_ms",
+    "cost_usd", "finish_reasons", "boundary", "category", "error", "input", "output",
+)  # fmt: skip
+"""``item`` is row * n + attempt."""
+_EMPTY = f"""
+DROP TABLE IF EXISTS samples;
+DROP TABLE IF EXISTS flaky_rows;
+CREATE TABLE samples (item INTEGER PRIMARY KEY, {", ".join(COLUMNS[1:])});
+CREATE TABLE flaky_rows (place INTEGER PRIMARY KEY);
+"""
+_INDEXES = """
+CREATE INDEX by_reward ON samples (reward);
+CREATE INDEX by_duration ON samples (duration_ms);
+CREATE INDEX by_tokens ON samples (tokens);
+CREATE INDEX by_cost ON samples (cost_usd);
+CREATE INDEX by_digest ON samples (row_digest);
+CREATE INDEX failures ON samples (boundary, category, item) WHERE status = 'failed';
+"""
+"""Created when the journal has been read to its end: updating them with every line is slow."""
+_MARK_FLAKY = """
+INSERT INTO flaky_rows
+WITH tried AS (
+    SELECT item / :n AS place, coalesce(max(row_digest), item / :n) AS cluster,
+        min(reward >= :threshold) AS worst, max(reward >= :threshold) AS best
+    FROM samples GROUP BY item / :n
+)
+SELECT place FROM tried
+WHERE cluster IN (SELECT cluster FROM tried GROUP BY cluster HAVING min(worst) < max(best))
+"""
+"""As in `statistics/variance.py`, duplicates are one row."""
+_INSERT = f"INSERT OR REPLACE INTO samples VALUES ({', '.join('?' for _ in COLUMNS)})"
+_BATCH = 2_000
+_TAIL_BYTES = 128
+_WORD, _TEXT, _ERROR = 100, 200, 300  # characters
+
+_FLAKY = "item / :n IN flaky_rows"
+_CONDITIONS = {
+    "passed": "reward >= :threshold",
+    "below": "reward < :threshold",
+    "failed": "reward IS NULL AND status = 'failed'",
+    "unscored": "reward IS NULL",
+    "flaky": _FLAKY,
+}
+_TEXTS = ("input", "output", "error")
+_HOLDS = f"({{0}} LIKE :pattern ESCAPE '{ESCAPE}' AND {HOLDS}({{0}}, :text))"
+_MOST_COUNTED = 200
+_SELECT = f"SELECT {', '.join(COLUMNS)}, {_FLAKY} FROM samples"
+_FAILURES = """
+SELECT boundary, category, count(*), min(item), error FROM samples WHERE status = 'failed'
+GROUP BY boundary, category ORDER BY count(*) DESC, min(item)
+"""
+"""``error`` is from the line with the least item (https://sqlite.org/lang_select.html#bareagg)."""
+_REWARDS = "SELECT reward, count(*) FROM samples WHERE reward IS NOT NULL GROUP BY reward"
+
+
+class AttemptIndex:
+    """The attempts of a run in a private table; thread-safe."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = RunDirectory(directory)
+        self.lock = threading.RLock()
+        self.damage: str | None = None
+        self.rows, self.n, self.threshold, self._identity = self._read_identity()
+        # SQLite keeps it in memory while it is small, else in a file that vanishes with the connection.
+        self._table = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        teach_holds(self._table)
+        self._table.executescript("PRAGMA journal_mode = MEMORY; PRAGMA cache_size = -65536")
+        self._unreadable: tuple[int, int] | None = None
+        self._counted: dict[Hashable, Any] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        self._table.executescript(_EMPTY)
+        self.read, self._tail, self._is_indexed = 0, b"", False
+        self._counted.clear()
+
+    def close(self) -> None:
+        with self.lock:
+            self._table.close()
+
+    def is_of_this_run(self) -> bool:
+        """Whether the directory still has the same run, with the same threshold."""
+        try:
+            return self._read_identity()[-1] == self._identity
+        except OsmosisError:
+            return False
+
+    def refresh(self, *, patience_s: float | None = None) -> float | None:
+        """Read new lines; return the share read if the time was not enough."""
+        deadline = math.inf if patience_s is None else time.monotonic() + patience_s
+        with self.lock:
+            try:
+                return self._read_on(deadline)
+            except (OSError, sqlite3.Error) as error:
+                self.damage = f"`{self.directory.events}` cannot be read ({reason_of(error)})."
+                return None
+
+    def find(self, statement: str, values: Mapping[str, Any]) -> list[Any]:
+        with self.lock:
+            return self._table.execute(statement, values).fetchall()
+
+    def record(self, row: int, attempt: int) -> TerminalRecord | None:
+        """Return the latest valid journal record of an attempt, or None."""
+        found = self.find("SELECT offset FROM samples WHERE item = :item", {"item": row * self.n + attempt})
+        if not found:
+            return None
+        # The run may be deleted or archived at this moment.
+        with suppress(ValueError, OSError), JournalReader(self.directory.events) as journal:
+            return journal.record(found[0][0])
+        return None
+
+    def _read_identity(self) -> tuple[int, int, float, str]:
+        manifest = Manifest.load(self.directory.manifest)
+        rows, n = manifest.planned(self.directory.manifest)
+        threshold = pass_threshold_of(self.directory)
+        return rows, n, threshold, f"{manifest.local_run_id} {rows} {n} {threshold!r}"
+
+    def _read_on(self, deadline: float) -> float | None:
+        size, changed = file_state(self.directory.events)
+        if (size, changed) == self._unreadable:
+            return None  # A damaged journal is read again only when it has changed.
+        self._unreadable = self.damage = None
+        if self.read > size or self._bytes_before(self.read) != self._tail:
+            self._forget()
+        if self.read == size and self._is_indexed:
+            return None
+        # A run that has not begun, or whose journal is gone, has no attempts.
+        if size and not self._take_lines(size, deadline):
+            return self.read / size
+        if not self._is_indexed:
+            self._table.executescript(_INDEXES)
+            self._is_indexed = True
+        self._unreadable = (size, changed) if self.read < size else None
+        return None
+
+    def _take_lines(self, size: int, deadline: float) -> bool:
+        """Insert the journal's lines up to a damaged one; return whether there was time for all."""
+        lines, end = list[tuple[Any, ...]](), self.read
+        try:
+            for entry in replay(self.directory.events, end):
+                lines.append(self._values(entry))
+                end = entry.end
+                if len(lines) >= _BATCH:
+                    self._write(lines, end)
+                    lines = []
+                    if time.monotonic() > deadline and end < size:
+                        return False
+        except JournalCorruptionError as error:
+            self.damage = f"{error.with_hint} Only results before this line are shown."
+        if lines:
+            self._write(lines, end)
+        return True
+
+    def _values(self, entry: Entry) -> tuple[Any, ...]:
+        record = entry.record
+        if record.row_index >= self.rows or record.run_index >= self.n:
+            raise not_part_of_run(record.row_index, record.run_index, self.directory.events)
+        return (
+            record.row_index * self.n + record.run_index,
+            entry.offset,
+            record.status,
+            record.source_row_index,
+            record.row_digest,
+            record.reward if record.status == "success" else None,
+            record.total_tokens,
+            float(record.duration_ms),
+            record.model_latency_ms,
+            record.cost_usd,
+            orjson.dumps(record.finish_reasons).decode() if record.finish_reasons else None,
+            # The text may come from anyone: a cell of a table is short.
+            _cut(record.boundary, _WORD),
+            _cut(record.category or record.error_type, _WORD),
+            _cut(record.error, _ERROR),
+            _cut(record.input, _TEXT),
+            _cut(record.output, _TEXT),
+        )
+
+    def _bytes_before(self, end: int) -> bytes:
+        """Return the bytes before ``end``, whose checksum identifies the journal."""
+        if end == 0:
+            return b""
+        with open_regular(self.directory.events) as journal:
+            journal.seek(max(0, end - _TAIL_BYTES))
+            return journal.read(min(end, _TAIL_BYTES))
+
+    def _write(self, lines: list[tuple[Any, ...]], end: int) -> None:
+        with self._table as table:
+            table.execute("BEGIN")
+            table.executemany(_INSERT, lines)
+        self.read, self._tail = end, self._bytes_before(end)
+        self._counted.clear()
+
+    def _mark_flaky(self) -> None:
+        self.find("DELETE FROM flaky_rows", {})
+        if self.n > 1:
+            self.find(_MARK_FLAKY, {"n": self.n, "threshold": self.threshold})
+
+    def page(self, query: SampleQuery, *, limit: int, cursor: str | None = None) -> ItemPage[SampleEntry]:
+        position = sample_position(cursor, query) if cursor else None
+        with self.lock:
+            found = self.around(query, position, limit=limit + 1)
+            return replace(sample_page(query, position, found, limit=limit), counts=self.counts(query))
+
+    def around(self, query: SampleQuery, position: SamplePosition | None, *, limit: int) -> list[SampleEntry]:
+        """Return the attempts after (or before) a position, nearest first."""
+        found: list[SampleEntry] = []
+        for statement, values in _parts(query, position, n=self.n):
+            if len(found) < limit:
+                values |= {**self._query_values(query), "limit": limit - len(found)}
+                found += self._entries(statement, values)
+        return found
+
+    def no_sample(self, run: str, row: int, attempt: int | None) -> NotFoundError:
+        rows, n = self.rows, self.n
+        values = {"place": min(row, rows) * n + min(attempt or 0, n), "most": 3 * n}
+        near: list[tuple[int, int]] = []
+        for side in ("< :place ORDER BY item DESC", ">= :place ORDER BY item"):
+            found = self.find(f"SELECT item FROM samples WHERE item {side} LIMIT :most", values)
+            near += [divmod(item, n) for (item,) in found]
+        return no_sample(run, row, attempt, near, rows=rows, n=n)
+
+    def neighbours(
+        self, query: SampleQuery, entry: SampleEntry
+    ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+        here = SamplePosition(sorted_value(query, entry), entry.row, entry.attempt)
+        found = (self.around(query, place, limit=1) for place in (here, replace(here, backward=True)))
+        following, preceding = ((page[0].row, page[0].attempt) if page else None for page in found)
+        return following, preceding
+
+    def entry(self, item: int) -> SampleEntry | None:
+        found = self._entries(f"{_SELECT} WHERE item = :item", {"item": item, "n": self.n})
+        return found[0] if found else None
+
+    def attempts(self, row: int) -> list[SampleEntry]:
+        return self.around(SampleQuery(row=row), None, limit=self.n)
+
+    def of_digest(self, digest: str, *, limit: int) -> list[SampleEntry]:
+        statement = f"{_SELECT} WHERE row_digest = :digest ORDER BY item LIMIT :limit"
+        return self._entries(statement, {"digest": digest, "limit": limit, "n": self.n})
+
+    def counts(self, query: SampleQuery) -> Mapping[str, int]:
+        whole = self._once("counts", self._count_outcomes)
+        asked = replace(query, sort="row", descending=False)
+        return {**whole, "total": self._once(asked, lambda: self._count(query))}
+
+    def failures(self) -> list[FailureCount]:
+        return self._once("failures", self._count_failures)
+
+    def rewards(self) -> Histogram | None:
+        return self._once("rewards", self._count_rewards)
+
+    def _once(self, key: Hashable, count: Callable[[], CountedT]) -> CountedT:
+        """Return a count of the rows read so far, cached."""
+        with self.lock:
+            if key not in self._counted:
+                if len(self._counted) >= _MOST_COUNTED:
+                    self._counted.clear()
+                self._counted[key] = count()
+            found: CountedT = self._counted[key]
+            return found
+
+    def _count_outcomes(self) -> dict[str, int]:
+        self._once("flaky", self._mark_flaky)
+        values = {"threshold": self.threshold, "n": self.n}
+        found = {
+            name: self._number(f"SELECT count(*) FROM samples WHERE {condition}", values)
+            for name, condition in _CONDITIONS.items()
+        }
+        recorded = self._number("SELECT count(*) FROM samples", {})
+        return {**found, "unfiltered": recorded, "pending": self.rows * self.n - recorded}
+
+    def _count(self, query: SampleQuery) -> int:
+        conditions = _conditions(query)
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        return self._number(f"SELECT count(*) FROM samples{where}", self._query_values(query))
+
+    def _count_failures(self) -> list[FailureCount]:
+        found = self.find(_FAILURES, {})
+        return [
+            FailureCount(boundary, category, count, divmod(item, self.n), error)
+            for boundary, category, count, item, error in found
+        ]
+
+    def _count_rewards(self) -> Histogram | None:
+        import numpy as np
+
+        found = self.find(_REWARDS, {})
+        table = np.array(found, np.float64).reshape(-1, 2)
+        return Histogram.of(table[:, 0], weights=table[:, 1])
+
+    def _number(self, statement: str, values: Mapping[str, Any]) -> int:
+        return int(self.find(statement, values)[0][0])
+
+    def _query_values(self, query: SampleQuery) -> dict[str, Any]:
+        values: dict[str, Any] = {"n": self.n, "threshold": self.threshold}
+        values |= {"category": query.category, "boundary": query.boundary, "finish": f'%"{query.finish}":%'}
+        values["row"] = min(query.row or 0, self.rows)  # SQLite takes no number of any size
+        for name, (low, high) in _ranges(query).items():
+            values |= {f"{name}_low": low, f"{name}_high": high}
+        text = bindable(query.text)
+        return {**values, "text": text, "pattern": like_pattern(text)}
+
+    def _entries(self, statement: str, values: Mapping[str, Any]) -> list[SampleEntry]:
+        self._once("flaky", self._mark_flaky)
+        return [self._entry(line) for line in self.find(statement, values)]
+
+    def _entry(self, line: Sequence[Any]) -> SampleEntry:
+        known = dict(zip(COLUMNS, line, strict=False))
+        row, attempt = divmod(known.pop("item"), self.n)
+        del known["offset"]
+        known["finish_reasons"] = orjson.loads(known["finish_reasons"] or "null")
+        reward = known["reward"]
+        passed = None if reward is None else reward >= self.threshold
+        return SampleEntry(row=row, attempt=attempt, passed=passed, flaky=line[-1] == 1, **known)
+
+
+def _cut(text: str | None, most: int) -> str | None:
+    return (text or "")[:most] or None
+
+
+def file_state(path: Path) -> tuple[int, int]:
+    """Return a file's size and modification time in nanoseconds; zeros if it is missing."""
+    try:
+        known = path.stat()
+    except OSError:
+        return 0, 0
+    return known.st_size, known.st_mtime_ns
+
+
+def _parts(
+    query: SampleQuery, position: SamplePosition | None, *, n: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the statements whose concatenated results are the list after a position."""
+    column, backward = SORTED_BY[query.sort], position is not None and position.backward
+    parts: list[tuple[list[str], tuple[str, ...], bool]] = [([], (), query.descending != backward)]
+    if column is not None:
+        valued = [f"{column} IS NOT NULL"], (column,), query.descending != backward
+        unvalued = [f"{column} IS NULL"], (), backward
+        parts = [unvalued, valued] if backward else [valued, unvalued]
+        if position is not None:
+            parts = parts[parts.index(unvalued if position.value is None else valued) :]
+    values = {"after": position.row * n + position.attempt, "value": position.value} if position else {}
+    for number, (condition, columns, descending) in enumerate(parts):
+        begins_behind = position is not None and number == 0
+        yield _statement([*_conditions(query), *condition], columns, begins_behind, descending), dict(values)
+
+
+def _statement(conditions: list[str], columns: tuple[str, ...], from_position: bool, descending: bool) -> str:
+    key = (*columns, "item")
+    if from_position:
+        place = ", ".join((*(":value" for _ in columns), ":after"))
+        conditions = [*conditions, f"({', '.join(key)}) {'<' if descending else '>'} ({place})"]
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    direction = " DESC" if descending else ""
+    order = ", ".join(f"{column}{direction}" for column in key)
+    return f"{_SELECT}{where} ORDER BY {order} LIMIT :limit"
+
+
+def _conditions(query: SampleQuery) -> list[str]:
+    conditions = []
+    if query.outcome is not None:
+        reward = "reward" if query.sort == "reward" else "+reward"
+        conditions.append(_CONDITIONS[query.outcome].replace("reward", reward, 1))
+    if query.row is not None:
+        conditions.append("item >= :row * :n AND item < (:row + 1) * :n")
+    if query.finish is not None:
+        conditions.append("finish_reasons LIKE :finish")
+    if query.category is not None:
+        conditions.append("status = 'failed' AND category = :category")
+    if query.boundary is not None:
+        conditions.append("status = 'failed' AND boundary = :boundary")
+    for name, (low, high) in _ranges(query).items():
+        column = name if SORTED_BY[query.sort] == name else f"+{name}"
+        conditions += [f"{column} >= :{name}_low"] if low is not None else []
+        conditions += [f"{column} <= :{name}_high"] if high is not None else []
+    if query.text:
+        conditions.append(f"({' OR '.join(map(_HOLDS.format, _TEXTS))})")
+    return conditions
+
+
+def _ranges(query: SampleQuery) -> dict[str, tuple[float | None, float | None]]:
+    return {name: getattr(query, name) for name in ("reward", "tokens", "duration_ms", "cost_usd")}
+
 
 _OPEN_INDEXES = 8
 _FOLLOWED_RUNS = 4

@@ -45,7 +45,7 @@ from osmosis_ai.training.runs.metrics import (
 )
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.ui.numbers import parse_date
-from osmosis_ai.viewer.local_runs import RunKind, RunPlace
+from osmosis_ai.viewer.local_runs import RunKind, RunPlace, RunPlaces
 from osmosis_ai.viewer.source import (
     ItemPage,
     RunDetail,
@@ -136,7 +136,7 @@ def read_evaluation(
         problems = _damage(found.events)
     facts = as_table(written.get("eval_run"))
     headline = RunScore.of(estimates, RowsDrawn.read(facts.get("rows"))) if estimates is not None else None
-    pending = headline is None or headline.pending > 0
+    pending, took_ms = headline is None or headline.pending > 0, as_number(facts.get("duration_ms"))
     reward = estimates.reward if estimates is not None else None
     entry = recorded_entry("eval", name, manifest, dataset=as_text(facts.get("dataset_name")))
     entry = replace(
@@ -149,7 +149,7 @@ def read_evaluation(
         reward_low=reward.low if reward is not None else None,
         reward_high=reward.high if reward is not None else None,
         cost_usd=estimates.cost_usd.total if estimates is not None else None,
-        duration_s=_seconds(facts.get("duration_ms")),
+        duration_s=took_ms / 1000 if took_ms is not None else None,
         error=problems[0] if problems else None,
     )
     context = _missing_data(manifest)
@@ -221,10 +221,6 @@ def commands_of(known: KnownEvaluation, directory: Path) -> list[str]:
     failed = entry.headline is not None and (entry.headline.failed or entry.headline.skipped)
     found = [again] if entry.status == "incomplete" else []
     return [*found, *([f"{again} --retry-failed"] if failed else [])]
-
-
-def _seconds(milliseconds: Any) -> float | None:
-    return milliseconds / 1000 if isinstance(milliseconds, (int, float)) else None
 
 
 class KnownTraining(NamedTuple):
@@ -366,18 +362,9 @@ def session_detail(
 Stamp = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _ReadEntry:
-    """A run's entry and the state of the files it was read from."""
-
-    stamp: Stamp
-    entry: RunEntry
-
-
 TREND_RUNS = 10
 _NAME_CHARACTERS = 60
 _MOST_SORTED = 16
-_MOST_WATCHED = 200
 _LOOK_AT_ALL_S = 5.0
 _Name = tuple[RunKind, str]
 _Series = tuple[str | None, ...]
@@ -389,31 +376,29 @@ _FAR_AHEAD = datetime.max.replace(tzinfo=timezone.utc)
 class RunList:
     """Entries, read again when files have changed."""
 
-    def __init__(self, *, patience_s: float | None = None) -> None:
+    def __init__(self, places: RunPlaces, *, patience_s: float | None = None) -> None:
         self._lock = Lock()
         self._patience_s = patience_s
-        self._unread = 0
-        self._known: dict[Path, _ReadEntry] = {}
-        self._places: Sequence[RunPlace] | None = None
+        self._run_places = places
+        self._places: Sequence[RunPlace] = ()
         self._looked = float("-inf")
+        self._unread = 0
+        # Of each run that was read, the state of its files then.
+        self._known: dict[Path, tuple[Stamp, RunEntry]] = {}
         self._listed: dict[_Name, tuple[RunPlace, RunEntry]] = {}
-        self._going_on: list[RunPlace] = []
         self._series: dict[_Series, list[RunEntry]] = {}
         # While nothing changes.
         self._found, self._counts = lru_cache(_MOST_SORTED)(self._sorted), lru_cache(self._count)
 
-    def page(
-        self, places: Sequence[RunPlace], query: RunQuery, *, limit: int, cursor: str | None = None
-    ) -> ItemPage[RunEntry]:
+    def page(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> ItemPage[RunEntry]:
         with self._lock:
-            self._refresh(places)
+            self._refresh(self._patience_s)
             page = self._page(query, limit, cursor)
-            # Of those that nobody looked at in this moment, what is shown has to be as it is.
-            shown = [self._listed[entry.kind, entry.name][0] for entry in page.items]
-            if not self._unread and any(self._still_known(place) is None for place in shown):
-                self._look_at_all(places)
+            # Others may be some seconds old; runs that are shown are as they are now.
+            if not self._unread and any(map(self._has_changed, page.items)):
+                self._look_at_all(self._patience_s)
                 page = self._page(query, limit, cursor)
-            return page if not self._unread else replace(page, progress=1 - self._unread / len(places))
+            return page if not self._unread else replace(page, progress=1 - self._unread / len(self._places))
 
     def _page(self, query: RunQuery, limit: int, cursor: str | None) -> ItemPage[RunEntry]:
         found = self._found(query)
@@ -438,21 +423,19 @@ class RunList:
         return sorted(fitting, key=lambda entry: _place_of(query, entry), reverse=query.descending)
 
     def entry(self, place: RunPlace) -> RunEntry:
-        line = self._still_known(place)
-        entry = line.entry if line is not None else _READ[place.kind](place.path, place.name)
-        return _as_it_stands(place, entry)
+        return _as_it_stands(place, self._still_known(place) or _READ[place.kind](place.path, place.name))
 
-    def newest(self, places: Sequence[RunPlace], kind: RunKind) -> list[RunEntry]:
+    def newest(self, kind: RunKind) -> list[RunEntry]:
         """Return the runs of a kind, newest first."""
         with self._lock:
-            self._refresh(places)
+            self._refresh(self._patience_s)
             return self._found(RunQuery(kind=kind))
 
-    def in_its_series(self, places: Sequence[RunPlace], entry: RunEntry) -> tuple[RunEntry, RunEntry | None]:
+    def in_its_series(self, entry: RunEntry) -> tuple[RunEntry, RunEntry | None]:
         """Return an entry with its trend and previous comparable run."""
         with self._lock:
             # Beside a run's own page, a list that is not read yet is not waited for.
-            self._refresh(places, patience_s=self._patience_s and 0.0)
+            self._refresh(self._patience_s and 0.0)
             before = self._before(entry)
             return self._with_trend(entry), before[-1] if before else None
 
@@ -465,29 +448,23 @@ class RunList:
         place = bisect_left(series, _started(entry), key=_started)
         return series[max(0, place - TREND_RUNS + 1) : place]
 
-    def _refresh(self, places: Sequence[RunPlace], *, patience_s: float | None = None) -> None:
-        """Refresh entries: running ones always, all if runs were added or removed and from time to time."""
-        lately = places is self._places and time.monotonic() - self._looked <= _LOOK_AT_ALL_S
-        if not lately or any(
-            self._still_known(place) is None
-            or self._listed_now(place) != self._listed[place.kind, place.name]
-            for place in self._going_on
-        ):
-            self._look_at_all(places, patience_s)
+    def _refresh(self, patience_s: float | None) -> None:
+        """Look at all runs if some were added or removed, and from time to time."""
+        is_late = time.monotonic() - self._looked > _LOOK_AT_ALL_S
+        if self._unread or is_late or self._run_places.all() is not self._places:
+            self._look_at_all(patience_s)
 
-    def _look_at_all(self, places: Sequence[RunPlace], patience_s: float | None = None) -> None:
-        self._read(places, self._patience_s if patience_s is None else patience_s)
+    def _look_at_all(self, patience_s: float | None) -> None:
+        self._places = places = self._run_places.all()
+        self._read(places, patience_s)
         listed = {
             (place.kind, place.name): self._listed_now(place) for place in places if place.path in self._known
         }
         if listed != self._listed:
             self._listed = listed
-            current = [each for each in listed.values() if not each[0].archived]
-            self._series = _in_series(entry for _, entry in current)
-            self._going_on = [place for place, entry in current if _goes_on(entry)][-_MOST_WATCHED:]
+            self._series = _in_series(entry for place, entry in listed.values() if not place.archived)
             self._found.cache_clear()
             self._counts.cache_clear()
-        self._places = places if not self._unread else None
         self._looked = time.monotonic()
 
     def _read(self, places: Sequence[RunPlace], patience_s: float | None) -> None:
@@ -495,32 +472,34 @@ class RunList:
         until = time.monotonic() + (patience_s if patience_s is not None else math.inf)
         changed = [(self._stamp_of(place), place) for place in places if not self._still_known(place)]
         changed.sort(key=itemgetter(0), reverse=True)
-        read: dict[Path, _ReadEntry] = {}
+        read: dict[Path, tuple[Stamp, RunEntry]] = {}
         for stamp, place in changed:
             if read and time.monotonic() > until:
                 break
-            read[place.path] = _ReadEntry(stamp, _READ[place.kind](place.path, place.name))
+            read[place.path] = stamp, _READ[place.kind](place.path, place.name)
         there = {place.path for place in places}
-        self._known = {path: line for path, line in self._known.items() if path in there} | read
+        self._known = {path: known for path, known in self._known.items() if path in there} | read
         self._unread = len(changed) - len(read)
 
-    def _still_known(self, place: RunPlace) -> _ReadEntry | None:
+    def _still_known(self, place: RunPlace) -> RunEntry | None:
         """Return an entry, or None if its files have changed since."""
-        line, stamp = self._known.get(place.path), self._stamp_of(place)
-        is_of_now = line is not None and line.stamp[: len(stamp)] == stamp and line.entry.name == place.name
-        return line if is_of_now else None
+        known, entry = self._known.get(place.path, ((), None))
+        stamp = self._stamp_of(place)
+        return (
+            entry if entry is not None and known[: len(stamp)] == stamp and entry.name == place.name else None
+        )
 
     def _stamp_of(self, place: RunPlace) -> Stamp:
-        line = self._known.get(place.path)
-        return _stamp(place.path, going_on=line is None or _goes_on(line.entry))
+        _, entry = self._known.get(place.path, ((), None))
+        # The journal of an unfinished run grows without a change of its directory.
+        return _stamp(place.path, with_journal=entry is None or entry.status != "finished")
 
     def _listed_now(self, place: RunPlace) -> tuple[RunPlace, RunEntry]:
-        return place, _as_it_stands(place, self._known[place.path].entry)
+        return place, _as_it_stands(place, self._known[place.path][1])
 
-
-def _goes_on(entry: RunEntry) -> bool:
-    """Whether a run may change without a change of its directory, because its journal grows."""
-    return entry.status != "finished"
+    def _has_changed(self, entry: RunEntry) -> bool:
+        listed = self._listed[entry.kind, entry.name]
+        return self._still_known(listed[0]) is None or self._listed_now(listed[0]) != listed
 
 
 _READ: dict[RunKind, Callable[[Path, str], RunEntry]] = {
@@ -542,14 +521,14 @@ def _as_it_stands(place: RunPlace, entry: RunEntry) -> RunEntry:
     return with_time_so_far(replace(entry, status=status) if status != entry.status else entry)
 
 
-def _stamp(path: Path, *, going_on: bool) -> Stamp:
+def _stamp(path: Path, *, with_journal: bool) -> Stamp:
     """Return the state of a run's files; replaced files change their directory's time."""
     try:
         directory = os.stat(path)  # noqa: PTH116 - there may be ten thousand
     except OSError:
         return ()
     stamp: Stamp = (directory.st_mtime_ns, directory.st_ino, directory.st_size)
-    if not going_on:
+    if not with_journal:
         return stamp
     for journal in ("events.jsonl", "metrics.jsonl"):
         with suppress(OSError):
@@ -603,11 +582,11 @@ _SORTED_BY: dict[RunSort, Callable[[RunEntry], Scalar]] = {
 
 
 def _place_of(query: RunQuery, entry: RunEntry) -> Any:
-    """Return the sort key; runs without a value come last in both directions."""
     return _place(query, _SORTED_BY[query.sort](entry), entry.id)
 
 
 def _place(query: RunQuery, value: Scalar, run_id: str) -> Any:
+    """Return the sort key; runs without a value come last in both directions."""
     return (value is None) != query.descending, value is not None and value, run_id
 
 

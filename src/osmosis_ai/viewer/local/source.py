@@ -6,7 +6,6 @@ import math
 import sqlite3
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -474,8 +473,7 @@ def _ranges(query: SampleQuery) -> dict[str, tuple[float | None, float | None]]:
     return {name: getattr(query, name) for name in ("reward", "tokens", "duration_ms", "cost_usd")}
 
 
-_OPEN_INDEXES = 8
-_FOLLOWED_RUNS = 4
+_MOST_OPEN = 8
 _ELSEWHERE_S = 1.0
 _MOST_COMPARED = 1_000
 
@@ -484,21 +482,15 @@ _PARTLY_READ = "{share:.0%} of the results are read so far: failures and rewards
 OpenedT = TypeVar("OpenedT")
 
 
-class _OpenRuns(OrderedDict[Path, OpenedT]):
+class _OpenRuns(dict[Path, OpenedT]):
     """The most recently used open runs, by directory."""
 
-    def __init__(
-        self, make: Callable[[Path], OpenedT], fits: Callable[[OpenedT], bool], *, most: int
-    ) -> None:
-        super().__init__()
-        self._make, self._fits, self._most = make, fits, most
-
-    def of(self, path: Path) -> OpenedT:
+    def of(self, path: Path, make: Callable[[Path], OpenedT], fits: Callable[[OpenedT], bool]) -> OpenedT:
         """Return an open run or open it; the least recently used one is closed."""
         found = self.pop(path, None)
-        self[path] = found if found is not None and self._fits(found) else self._make(path)
-        while len(self) > self._most:
-            self.popitem(last=False)
+        self[path] = found if found is not None and fits(found) else make(path)
+        if len(self) > _MOST_OPEN:
+            del self[next(iter(self))]
         return self[path]
 
 
@@ -514,10 +506,10 @@ class LocalSource:
     def __init__(self, root: Path, *, cache_dir: Path, patience_s: float | None = None) -> None:
         self._patience_s = patience_s
         self._places = RunPlaces(root, results=cache_dir / "eval_result")
-        self._list = RunList(patience_s=patience_s)
+        self._list = RunList(self._places, patience_s=patience_s)
         self._lock = RLock()
-        self._indexes = _OpenRuns(AttemptIndex, AttemptIndex.is_of_this_run, most=_OPEN_INDEXES)
-        self._followed = _OpenRuns(LocalResults, LocalResults.is_current, most=_FOLLOWED_RUNS)
+        self._indexes = _OpenRuns[AttemptIndex]()
+        self._followed = _OpenRuns[LocalResults]()
 
     def close(self) -> None:
         with self._lock:
@@ -526,7 +518,7 @@ class LocalSource:
             self._indexes.clear()
 
     def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> ItemPage[RunEntry]:
-        return self._list.page(self._places.all(), query, limit=limit, cursor=cursor)
+        return self._list.page(query, limit=limit, cursor=cursor)
 
     def run(self, kind: RunKind, name: str) -> RunDetail:
         place = self._place(kind, name)
@@ -536,7 +528,7 @@ class LocalSource:
             detail = training_detail(read_training(place.path, name), place.path)
         else:
             detail = session_detail(*read_session(place.path, name), File=str(place.path))
-        entry, previous = self._list.in_its_series(self._places.all(), detail.summary)
+        entry, previous = self._list.in_its_series(detail.summary)
         return replace(
             detail, summary=entry, previous=previous, namesakes=namesakes(place, self._places.all())
         )
@@ -582,7 +574,7 @@ class LocalSource:
     def elsewhere(self, row_digest: str, *, limit: int) -> Sequence[tuple[RunEntry, SampleEntry]]:
         found: list[tuple[RunEntry, SampleEntry]] = []
         deadline = time.monotonic() + _ELSEWHERE_S
-        for entry in self._list.newest(self._places.all(), "eval"):
+        for entry in self._list.newest("eval"):
             if len(found) >= limit or time.monotonic() > deadline:
                 break
             with suppress(OsmosisError):
@@ -641,7 +633,15 @@ class LocalSource:
         }
 
     def run_samples(self, runs: Sequence[str]) -> Sequence[RunSamples]:
-        return [self._run_samples(run) for run in runs]
+        found: list[RunSamples] = []
+        for run in runs:
+            directory = self._place("eval", run).path
+            samples = read_local_samples(directory)
+            decided, _ = decisions_around(samples.inputs.config, directory)
+            reward_range = decided.reward_range if decided is not None else None
+            opened = partial(require_dataset_file, samples, directory)
+            found.append(replace(samples, name=run, reward_range=reward_range, open_dataset=opened))
+        return found
 
     def compared_training(self, runs: Sequence[str]) -> Sequence[tuple[RunDetail, TrainingCurves]]:
         return [(self.run("training", run), self.curves(run)) for run in runs]
@@ -649,14 +649,6 @@ class LocalSource:
     def samples_of_row(self, digest: str, runs: Sequence[str], *, limit: int) -> list[list[SampleEntry]]:
         opened = [self._samples(self._place("eval", run))[0] for run in runs]
         return [samples.of_digest(digest, limit=limit) for samples in opened]
-
-    def _run_samples(self, run: str) -> RunSamples:
-        directory = self._place("eval", run).path
-        samples = read_local_samples(directory)
-        decided, _ = decisions_around(samples.inputs.config, directory)
-        reward_range = decided.reward_range if decided is not None else None
-        opened = partial(require_dataset_file, samples, directory)
-        return replace(samples, name=run, reward_range=reward_range, open_dataset=opened)
 
     def _place(self, kind: RunKind, name: str) -> RunPlace:
         place = self._places.named(kind, name)
@@ -695,12 +687,13 @@ class LocalSource:
         )
 
     def _evaluation(self, place: RunPlace) -> KnownEvaluation:
+        follow = partial(self._followed.of, place.path, LocalResults, LocalResults.is_current)
         with self._lock:
-            return read_evaluation(place.path, place.name, follow=partial(self._followed.of, place.path))
+            return read_evaluation(place.path, place.name, follow=follow)
 
     def _samples(self, place: RunPlace) -> tuple[AttemptIndex, float | None]:
         with self._lock:
-            samples = self._indexes.of(place.path)
+            samples = self._indexes.of(place.path, AttemptIndex, AttemptIndex.is_of_this_run)
         return samples, samples.refresh(patience_s=self._patience_s)
 
     def _sample(self, run: str, row: int, attempt: int) -> tuple[AttemptIndex, SampleEntry]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from difflib import get_close_matches
-from typing import Any, BinaryIO, Literal, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from osmosis_ai.api.models.base import LogEntry, LogPage
 from osmosis_ai.decisions.samples import RunSamples
@@ -144,20 +144,9 @@ class FakeSource:
         ]
         return found[:limit]
 
-    def log(
-        self,
-        kind: RunKind,
-        run: str,
-        *,
-        limit: int,
-        cursor: str | None = None,
-        direction: Literal["older", "newer"] = "older",
-    ) -> LogPage:
+    def log(self, kind: RunKind, run: str, *, limit: int, cursor: str | None = None) -> LogPage:
         self.run(kind, run)
         end = len(self.lines) if cursor is None else int(cursor)
-        if direction == "newer":
-            there = list(self.lines[end : end + limit])
-            return LogPage(logs=there, next_cursor=str(end + len(there)))
         begin = max(end - limit, 0)
         return LogPage(logs=list(self.lines[begin:end]), next_cursor=str(begin) if begin else None)
 

@@ -19,6 +19,7 @@ from osmosis_ai.evaluation.journal import load_results
 from osmosis_ai.evaluation.local_results import read_local_results
 from osmosis_ai.evaluation.manifest import run_lock
 from osmosis_ai.evaluation.run_directory import MOST_OF_A_CONFIG, RunDirectory
+from osmosis_ai.evaluation.run_log import read_log
 from osmosis_ai.services.eval_runs.local_runs import RunWatcher
 from osmosis_ai.services.report_files import ReportFile
 from osmosis_ai.services.viewing import report_run
@@ -325,10 +326,10 @@ def test_log_pages(local: LocalPlace) -> None:
     assert told.message == "success (row 4, attempt 1)"
     with log.open("a") as more:
         more.write("torn")
-    end = local.source.log("eval", "run", limit=1, direction="newer")
+    end = read_log(log, limit=1, direction="newer")
     with log.open("a") as more:
         more.write(" and whole\n")
-    new = local.source.log("eval", "run", limit=5, cursor=end.next_cursor, direction="newer")
+    new = read_log(log, limit=5, cursor=end.next_cursor, direction="newer")
     assert [entry.message for entry in new.logs] == ["torn and whole"]
 
 

@@ -25,7 +25,6 @@ from osmosis_ai.datasets.rows import as_object
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import StoredArtifact, StoredConversation
 from osmosis_ai.evaluation.metrics import Estimates, RunScore
-from osmosis_ai.evaluation.run_log import LogDirection
 from osmosis_ai.llm.replies import FLAGGED_NAMES, FlaggedFinish
 from osmosis_ai.training.runs.run_directory import ValidationSamples, reward_of
 from osmosis_ai.viewer.local_runs import RunKind
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from osmosis_ai.decisions.samples import RunSamples
     from osmosis_ai.statistics.estimates import Floats
     from osmosis_ai.training.runs.curves import TrainingCurves
-    from osmosis_ai.training.runs.run_directory import ValidationSamples
 
 
 ItemT = TypeVar("ItemT")
@@ -297,16 +295,8 @@ class RunSource(Protocol):
     def elsewhere(self, row_digest: str, *, limit: int) -> Sequence[tuple[RunEntry, SampleEntry]]:
         """Return attempts at the same row in other runs, newest run first."""
 
-    def log(
-        self,
-        kind: RunKind,
-        run: str,
-        *,
-        limit: int,
-        cursor: str | None = None,
-        direction: LogDirection = "older",
-    ) -> LogPage:
-        """Return lines of a run's log, oldest first; by default its end."""
+    def log(self, kind: RunKind, run: str, *, limit: int, cursor: str | None = None) -> LogPage:
+        """Return lines of a run's log, oldest first: its end, or those before a cursor."""
 
     def curves(self, run: str) -> TrainingCurves: ...
 

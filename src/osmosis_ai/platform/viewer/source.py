@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import orjson
 from sqlalchemy import (
@@ -233,18 +233,10 @@ class PlatformSource:
                 for row in rows
             ]
 
-    def log(
-        self,
-        kind: RunKind,
-        run: str,
-        *,
-        limit: int,
-        cursor: str | None = None,
-        direction: Literal["older", "newer"] = "older",
-    ) -> LogPage:
+    def log(self, kind: RunKind, run: str, *, limit: int, cursor: str | None = None) -> LogPage:
         with self.services.db.session() as session:
             found = self._run(session, kind, run)
-        return self.services.logs.page(found.id, limit=limit, direction=direction, cursor=cursor)
+        return self.services.logs.page(found.id, limit=limit, cursor=cursor)
 
     def curves(self, run: str) -> TrainingCurves:
         services = self.services

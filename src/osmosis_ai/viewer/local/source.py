@@ -37,7 +37,7 @@ from osmosis_ai.evaluation.journal import (
 from osmosis_ai.evaluation.local_results import LocalResults, describe_lost_results, pass_threshold_of
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.evaluation.run_log import LogDirection, read_log
+from osmosis_ai.evaluation.run_log import read_log
 from osmosis_ai.files import open_regular, size_of
 from osmosis_ai.sqlite_text import ESCAPE, HOLDS, bindable, like_pattern, teach_holds
 from osmosis_ai.training.runs.curves import RecordedTraining, TrainingCurves
@@ -582,17 +582,8 @@ class LocalSource:
                 found += [(entry, sample) for sample in samples.of_digest(row_digest, limit=limit)]
         return found[:limit]
 
-    def log(
-        self,
-        kind: RunKind,
-        run: str,
-        *,
-        limit: int,
-        cursor: str | None = None,
-        direction: LogDirection = "older",
-    ) -> LogPage:
-        path = RunDirectory(self._place(kind, run).path).log
-        return read_log(path, limit=limit, cursor=cursor, direction=direction)
+    def log(self, kind: RunKind, run: str, *, limit: int, cursor: str | None = None) -> LogPage:
+        return read_log(RunDirectory(self._place(kind, run).path).log, limit=limit, cursor=cursor)
 
     def curves(self, run: str) -> TrainingCurves:
         return RecordedTraining.read(TrainingDirectory(self._place("training", run).path)).curves()

@@ -22,7 +22,7 @@ from osmosis_ai.evaluation.conversation import (
     read_conversation,
 )
 from osmosis_ai.evaluation.lenient_json import as_objects, as_table
-from osmosis_ai.ui.charts import SvgChart, TimeSpan
+from osmosis_ai.ui.charts import SvgChart, TimeSpan, waterfall
 from osmosis_ai.ui.pages import NavItem, artifact_headers
 from osmosis_ai.ui.text import unseen_in_json
 from osmosis_ai.viewer import queries
@@ -55,24 +55,30 @@ class ViewedSample(ReadSample):
     anchor: str = "step"
 
 
-def page(view: Viewing, words: queries.Words, *, run: str, item: str) -> RenderedPage:
-    query = queries.sample_query(words)
-    row, attempt = place_of(item)
-    whole = _number(words, "show")
-    one = viewed(view, run, row, attempt, query, first=_number(words, "from") or whole or 1, whole=whole)
-    other = _beside(view, words, run, whole)
+def page(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage:
+    query, (row, attempt) = queries.sample_query(words), place_of(item)
+    whole, beside, other = _number(words, "show"), word(words, "with"), None
+    first = _number(words, "from") or whole or 1
+    one = viewed(view, run, row, attempt, query, first=first, whole=whole)
+    if beside is not None:  # ``row.attempt`` of this run, or ``RUN/row.attempt``
+        named, slash, second = beside.rpartition("/")
+        another = named if slash else run
+        other = viewed(view, another, *place_of(second), first=first, whole=whole, anchor="other")
     hidden = queries.choices_of(words, "hide", HIDEABLE)
     written = queries.choice_of(words, "text", ("markdown",))
     kept = queries.kept_words(words, queries.SAMPLE_WORDS)
-    state = kept | {"text": written or "", "with": queries.word(words, "with") or ""}
+    state = kept | {"text": written or "", "with": beside or ""}
     near = queries.query_string(kept, text=state["text"], hide=hidden)
-    leaves_files = not view.of_validation
+    if view.of_validation:
+        above = NavItem("Validation", view.run_href("training", run) + "#validation")
+    else:
+        above = NavItem("Attempts", view.run_href("eval", run, "samples") + queries.query_string(kept))
     return RenderedPage(
         "conversation.html",
         {
             "title": f"Row {row}, attempt {attempt} of {run}",
             "name": run,
-            "crumbs": [*view.crumbs(view.sampled, run), _list_crumb(view, run, kept)],
+            "crumbs": [*view.crumbs(view.sampled, run), above],
             "here": one.href,
             "one": one,
             "other": other,
@@ -81,8 +87,8 @@ def page(view: Viewing, words: queries.Words, *, run: str, item: str) -> Rendere
             "hidden": hidden,
             "as_markdown": written is not None,
             "to": lambda row, attempt: view.sample_href(run, row, attempt) + near,
-            "elsewhere": _elsewhere(view, run, one.sample, asked=bool(queries.word(words, "elsewhere"))),
-            "artifacts": view.source.artifacts(run, row, attempt) if leaves_files else (),
+            "elsewhere": _elsewhere(view, run, one.sample, asked=bool(word(words, "elsewhere"))),
+            "artifacts": () if view.of_validation else view.source.artifacts(run, row, attempt),
             "copies": _copies(one.conversation),
             "most_copied": _COPIED,
             "waterfalls": [
@@ -132,30 +138,11 @@ def stored_conversation(
     return read(run, row, attempt, max_bytes=max_bytes)
 
 
-def _list_crumb(view: Viewing, run: str, kept: queries.Words) -> NavItem:
-    if view.of_validation:
-        return NavItem("Validation", view.run_href("training", run) + "#validation")
-    return NavItem("Attempts", view.run_href("eval", run, "samples") + queries.query_string(kept))
-
-
-def _number(words: queries.Words, name: str) -> int | None:
-    given = queries.word(words, name)
-    if given is None:
-        return None
-    if _STEP.fullmatch(given) is None:
+def _number(words: Words, name: str) -> int | None:
+    given = word(words, name)
+    if given is not None and _STEP.fullmatch(given) is None:
         raise OsmosisError(f"'{name}' is the number of a step, and not {given!r}.")
-    return int(given)
-
-
-def _beside(view: Viewing, words: queries.Words, run: str, whole: int | None) -> ViewedSample | None:
-    """Return the attempt named by ``with=row.attempt`` or ``with=RUN/row.attempt``."""
-    given = queries.word(words, "with")
-    if given is None:
-        return None
-    named, slash, item = given.rpartition("/")
-    row, attempt = place_of(item)
-    first = _number(words, "from") or whole or 1
-    return viewed(view, named if slash else run, row, attempt, first=first, whole=whole, anchor="other")
+    return int(given) if given is not None else None
 
 
 def _elsewhere(
@@ -171,8 +158,6 @@ def _elsewhere(
 
 
 def _waterfall(conversation: Conversation) -> SvgChart | None:
-    from osmosis_ai.ui.charts import waterfall
-
     spans = time_spans(conversation)
     return waterfall(spans, label="When the model was called") if spans else None
 
@@ -211,22 +196,32 @@ def raw(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage | R
     """Return a trajectory as a page or download; or its messages, row or one step."""
     row, attempt = place_of(item)
     wanted, step = choice_of(words, "as", ("messages", "row", "file")), word(words, "step")
-    if step is not None:
-        return _one_step(_read(view, run, row, attempt), step, f"row_{row}_run_{attempt}_step_{step}.txt")
-    if wanted is None:
-        return _shown(view, run, row, attempt)
-    if wanted == "file":
-        stored = _stored(view, run, row, attempt, max_bytes=_PIECE)
+    is_read = step is not None or wanted in ("messages", "row")
+    most = LARGEST_CONVERSATION_BYTES if is_read else _PIECE if wanted else LARGEST_JSON_SHOWN
+    stored = stored_conversation(view, run, row, attempt, max_bytes=most)
+    if stored.missing is not None:
+        raise stored.away or NotFoundError(stored.missing)
+    if not is_read and wanted is None:
+        return _shown(view, stored, run, row, attempt)
+    if not is_read:
         whole = _opened(stored) if stored.content is None else stored.content
         return _download(whole, f"row_{row}_run_{attempt}.json")
-    said = read_conversation(_read(view, run, row, attempt))
+    if stored.content is None:
+        raise NotFoundError(
+            f"the conversation has more than {most >> 20} MB: it can be downloaded, and is not read."
+        )
+    said = read_conversation(stored.content)
+    if step is not None:
+        if _STEP.fullmatch(step) is None or not 1 <= int(step) <= len(said.steps):
+            raise NotFoundError(f"the conversation has {len(said.steps)} steps, and no {step[:20]!r}.")
+        name = f"row_{row}_run_{attempt}_step_{step}.txt"
+        return _download(step_text(said.steps[int(step) - 1]), name, "text/plain")
     if wanted == "messages":
         return _download(json_text(as_messages(said), indent=2), f"row_{row}_messages.json")
     return _download(json_text(as_dataset_row(said)) + "\n", f"row_{row}.jsonl")
 
 
-def _shown(view: Viewing, run: str, row: int, attempt: int) -> RenderedPage:
-    stored = _stored(view, run, row, attempt, max_bytes=LARGEST_JSON_SHOWN)
+def _shown(view: Viewing, stored: StoredConversation, run: str, row: int, attempt: int) -> RenderedPage:
     content = stored.content
     if content is None:
         with _opened(stored) as file:
@@ -267,35 +262,11 @@ def _pieces(handle: BinaryIO) -> Iterator[bytes]:
             yield piece
 
 
-def _stored(view: Viewing, run: str, row: int, attempt: int, *, max_bytes: int) -> StoredConversation:
-    stored = stored_conversation(view, run, row, attempt, max_bytes=max_bytes)
-    if stored.missing is not None:
-        raise stored.away or NotFoundError(stored.missing)
-    return stored
-
-
 def _opened(stored: StoredConversation) -> BinaryIO:
     with suppress(OSError):  # it was deleted since
         if stored.open is not None:
             return stored.open()
     raise NotFoundError("the conversation is not there any more.")
-
-
-def _read(view: Viewing, run: str, row: int, attempt: int) -> bytes:
-    stored = _stored(view, run, row, attempt, max_bytes=LARGEST_CONVERSATION_BYTES)
-    if stored.content is None:
-        most = LARGEST_CONVERSATION_BYTES >> 20
-        raise NotFoundError(
-            f"the conversation has more than {most} MB: it can be downloaded, and is not read."
-        )
-    return stored.content
-
-
-def _one_step(content: bytes, number: str, name: str) -> Response:
-    steps = read_conversation(content).steps
-    if not (number.isascii() and number.isdigit() and len(number) < 10 and 1 <= int(number) <= len(steps)):
-        raise NotFoundError(f"the conversation has {len(steps)} steps, and no {number[:20]!r}.")
-    return _download(step_text(steps[int(number) - 1]), name, "text/plain")
 
 
 def _download(content: str | bytes | BinaryIO, name: str, media_type: str = "application/json") -> Response:

@@ -70,8 +70,7 @@ def word(words: Words, name: str) -> str | None:
 
 def choice_of(words: Words, name: str, choices: Sequence[ChoiceT]) -> ChoiceT | None:
     """Return the value of a parameter that must be one of ``choices``, or None."""
-    value = word(words, name)
-    return next(iter(choices_of({name: [value] if value else []}, name, choices)), None)
+    return next(iter(choices_of({name: [word(words, name) or ""]}, name, choices)), None)
 
 
 def choices_of(words: Words, name: str, choices: Sequence[ChoiceT]) -> list[ChoiceT]:
@@ -145,10 +144,9 @@ def _row(words: Words) -> int | None:
         return None
     if not (value.isascii() and value.isdigit()):
         raise OsmosisError(f"'row' must be a whole number from 0, not {value!r}.")
-    digits = value.lstrip("0") or "0"
-    if len(digits) > 19 or int(digits) > _LARGEST_ROW:
+    if int(value) > _LARGEST_ROW:
         raise OsmosisError(f"'row' is larger than {_LARGEST_ROW}.")
-    return int(digits)
+    return int(value)
 
 
 def _range(words: Words, name: str, scale: float) -> tuple[float | None, float | None]:

@@ -12,21 +12,21 @@ from starlette.responses import RedirectResponse, Response
 
 from osmosis_ai.decisions import compare
 from osmosis_ai.decisions.comparability import Allowances
-from osmosis_ai.decisions.compare import ComparedTable, row_counts
+from osmosis_ai.decisions.compare import ComparedTable
 from osmosis_ai.decisions.samples import RunSamples, mean_rewards
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.training.runs import run_differences
 from osmosis_ai.training.runs.curves import TrainingCurves
 from osmosis_ai.training.runs.run_differences import ComparedTraining, TrainingDifferences
 from osmosis_ai.ui import numbers
-from osmosis_ai.ui.charts import ChartPoint, ChartSeries, SvgChart, forest, scatter
+from osmosis_ai.ui.charts import ChartPoint, ChartSeries, SvgChart, forest, line, scatter
 from osmosis_ai.ui.numbers import MISSING
 from osmosis_ai.ui.pages import sentence
 from osmosis_ai.viewer.access import SECTIONS, RenderedPage, Viewing
 from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.pages.run import HOLLOW, chart_points
 from osmosis_ai.viewer.queries import Words, choice_of, query_string, word
-from osmosis_ai.viewer.source import RunDetail, SampleEntry
+from osmosis_ai.viewer.source import RunDetail
 
 RowHref = Callable[[str, tuple[str, str]], str]
 
@@ -34,14 +34,6 @@ _ROWS_SHOWN = 25
 _MOST_POINTS = 2_000
 ALLOWANCES = ("unpaired", "partial", "different_grader", "same")
 """Query parameters that allow comparisons that are refused otherwise."""
-
-
-def choices(words: Words) -> dict[str, Any]:
-    return {
-        "metric": word(words, "metric") or "",
-        "slices": ", ".join(words.get("slice", ())),
-        "allowed": words.get("allow", ()),
-    }
 
 
 def allowance_for(refusal: OsmosisError) -> str | None:
@@ -77,7 +69,15 @@ def shown(
         ],
         "differs": compare.differing_inputs(comparison),
         "candidates": [
-            _candidate(comparison, each, baseline, other)
+            {
+                "name": each.name,
+                "names": (names := (baseline.name, other.name)),
+                "metrics": compare.changed_metrics(comparison, each),
+                "scatter": _scatter(each, baseline, other),
+                "counts": compare.row_counts(each.rows) if each.rows is not None else None,
+                "rows": compare.changed_rows(names, each.rows, " are not shown"),
+                "slices": compare.changed_slices(comparison, each),
+            }
             for each, other in zip(comparison.candidates, others, strict=True)
         ],
         "metric_name": comparison.metric,
@@ -97,21 +97,6 @@ def options_of(words: Words) -> compare.CompareOptions:
         rows_shown=_ROWS_SHOWN,
         allowances=Allowances(**{name: name in allowed for name in ALLOWANCES}),
     )
-
-
-def _candidate(
-    comparison: compare.RunComparison, candidate: compare.ComparedCandidate, a: RunSamples, b: RunSamples
-) -> dict[str, Any]:
-    rows, names = candidate.rows, (a.name, b.name)
-    return {
-        "name": candidate.name,
-        "names": names,
-        "metrics": compare.changed_metrics(comparison, candidate),
-        "scatter": _scatter(candidate, a, b),
-        "counts": None if rows is None else row_counts(rows),
-        "rows": compare.changed_rows(names, rows, " are not shown"),
-        "slices": compare.changed_slices(comparison, candidate),
-    }
 
 
 def _forest(comparison: compare.RunComparison) -> SvgChart | None:
@@ -170,16 +155,22 @@ _DRAWN = ("rollout/raw_reward", "eval/validation/reward", "train/kl_base", "roll
 
 
 def compared_training(view: Viewing, names: Sequence[str]) -> dict[str, Any]:
-    told = view.source.compared_training(names)
-    curves = [own for _, own in told]
-    runs = [_compared(detail, own) for detail, own in told]
+    found = view.source.compared_training(names)
+    runs = [_compared(detail, own) for detail, own in found]
+    baseline, *others = (run.name for run in runs)
     differences = [run_differences.compare_training(runs[0], run) for run in runs[1:]]
     return {
         "sentence": run_differences.summary(runs, differences),
-        "charts": list(_charts(names, curves)),
+        "charts": list(_charts(names, [own for _, own in found])),
         "settings": _settings(names, differences),
         "metrics": [
-            _metrics(runs[0].name, run.name, each) for run, each in zip(runs[1:], differences, strict=True)
+            ComparedTable(
+                f"{name} against {baseline}",
+                ("Metric", f"{baseline}, last", f"{name}, last", "B - A", "95% interval"),
+                each.metric_rows(),
+                note=each.note,
+            )
+            for name, each in zip(others, differences, strict=True)
         ],
     }
 
@@ -200,8 +191,6 @@ def _compared(run: RunDetail, curves: TrainingCurves) -> ComparedTraining:
 
 
 def _charts(names: Sequence[str], curves: Sequence[TrainingCurves]) -> Iterator[SvgChart]:
-    from osmosis_ai.ui.charts import line
-
     for key in _DRAWN:
         drawn = [
             (name, curve)
@@ -227,11 +216,6 @@ def _settings(names: Sequence[str], differences: Sequence[TrainingDifferences]) 
     return ComparedTable("Differing settings", ("Setting", *names), rows, range(len(names) + 1))
 
 
-def _metrics(a: str, b: str, differences: TrainingDifferences) -> ComparedTable:
-    headings = ("Metric", f"{a}, last", f"{b}, last", "B - A", "95% interval")
-    return ComparedTable(f"{b} against {a}", headings, differences.metric_rows(), note=differences.note)
-
-
 _MOST_RUNS = 10
 _MOST_PLACES = 1_000
 
@@ -250,7 +234,11 @@ def page(view: Viewing, words: Words) -> RenderedPage:
     try:
         if kind == "training":
             return RenderedPage("compare_training.html", {**given, **compared_training(view, names)})
-        given |= choices(words)
+        given |= {
+            "metric": word(words, "metric") or "",
+            "slices": ", ".join(words.get("slice", ())),
+            "allowed": words.get("allow", ()),
+        }
         found = compared_evaluations(view, names, options)
         return RenderedPage("compare_evaluations.html", {**given, **found})
     except OsmosisError as error:
@@ -272,7 +260,12 @@ def row(view: Viewing, words: Words) -> Response:
     """Return the address of both conversations of a row, or of the only one."""
     names, digest = list(words.get("run", ()))[:2], word(words, "row") or ""
     found = zip(names, view.source.samples_of_row(digest, names, limit=_MOST_PLACES), strict=True)
-    there = [(name, min(samples, key=_telling)) for name, samples in found if samples]
+    # Failures first: they tell more.
+    there = [
+        (name, min(samples, key=lambda each: (each.passed is not False, each.attempt)))
+        for name, samples in found
+        if samples
+    ]
     if not there:
         raise NotFoundError("neither run has this row, or which rows they have was not recorded.")
     address = view.sample_href(there[0][0], there[0][1].row, there[0][1].attempt)
@@ -280,11 +273,6 @@ def row(view: Viewing, words: Words) -> Response:
         name, sample = there[1]
         address += query_string({"with": f"{name}/{sample.row}.{sample.attempt}"})
     return RedirectResponse(address, status_code=303)
-
-
-def _telling(sample: SampleEntry) -> tuple[bool, int]:
-    """Return the order in which to pick an attempt to read: failures first."""
-    return sample.passed is not False, sample.attempt
 
 
 def _kind(view: Viewing, names: Sequence[str], words: Words) -> RunKind:

@@ -10,6 +10,7 @@ from typing import get_args
 from markupsafe import Markup
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.ui.charts import sparkline
 from osmosis_ai.ui.numbers import number, percent
 from osmosis_ai.viewer import queries
 from osmosis_ai.viewer.access import LISTS, SECTIONS, RenderedPage, Viewing
@@ -63,8 +64,6 @@ def runs(view: Viewing, words: queries.Words, *, kind: RunKind | None = None) ->
 
 
 def _trend(run: RunEntry) -> Markup:
-    from osmosis_ai.ui.charts import sparkline
-
     is_rate = run.kind == "eval"
     return sparkline(
         run.trend, label="pass rates" if is_rate else "rewards", number=percent if is_rate else number
@@ -132,10 +131,8 @@ def _causes(view: Viewing, run: str) -> set[str]:
 
 def require_category(view: Viewing, run: str, query: SampleQuery) -> None:
     """Raise an error for a code that no attempt failed with."""
-    if query.category is None:
-        return
-    known = sorted(_causes(view, run))
-    if query.category not in known:
+    known = sorted(_causes(view, run)) if query.category is not None else []
+    if query.category is not None and query.category not in known:
         there = f"its failures are {', '.join(known[:20])}" if known else "it has no failures"
         raise OsmosisError(f"no attempt of this run failed with the category {query.category!r}: {there}.")
 
@@ -144,8 +141,7 @@ LINES_A_PAGE = 200
 
 
 def log(view: Viewing, words: Words, *, run: str, kind: RunKind = "eval") -> RenderedPage:
-    cursor = word(words, "cursor")
-    live = view.live(kind, run)
+    cursor, live = word(words, "cursor"), view.live(kind, run)
     found = view.source.log(kind, run, limit=LINES_A_PAGE, cursor=cursor)
     here = view.run_href(kind, run, "log")
     return RenderedPage(

@@ -147,19 +147,15 @@ def _calibration(report: AgreementReport) -> SvgChart | None:
 
 
 def _by_category(judge: JudgeAgreement) -> list[ChartPoint]:
-    points = []
-    for found in judge.bins:
-        if found.judge is None or found.people is None:
-            continue
-        low, high = found.bias.low, found.bias.high
-        # People are the judge less its bias, so that the interval of one is that of the other.
-        points.append(
-            ChartPoint(
-                found.judge,
-                found.people,
-                None if high is None else found.judge - high,
-                None if low is None else found.judge - low,
-                found.bias.records,
-            )
+    # People are the judge less its bias, so that the interval of one is that of the other.
+    return [
+        ChartPoint(
+            found.judge,
+            found.people,
+            None if found.bias.high is None else found.judge - found.bias.high,
+            None if found.bias.low is None else found.judge - found.bias.low,
+            found.bias.records,
         )
-    return points
+        for found in judge.bins
+        if found.judge is not None and found.people is not None
+    ]

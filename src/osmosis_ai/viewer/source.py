@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import math
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from heapq import nsmallest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 import orjson
@@ -24,6 +22,7 @@ from osmosis_ai.datasets.readers import METADATA_COLUMN, iter_records
 from osmosis_ai.datasets.rows import as_object
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import StoredArtifact, StoredConversation
+from osmosis_ai.evaluation.lenient_json import as_table, as_text
 from osmosis_ai.evaluation.metrics import Estimates, RunScore
 from osmosis_ai.llm.replies import FLAGGED_NAMES, FlaggedFinish
 from osmosis_ai.training.runs.run_directory import ValidationSamples, reward_of
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 
 ItemT = TypeVar("ItemT")
-_NEAREST = 3
 _MOST_COLUMNS = 50
 _WHOLE_TEXTS = ("system_prompt", "user_prompt", "messages", "ground_truth", METADATA_COLUMN)
 _BARS = 20
@@ -155,10 +153,9 @@ class Histogram:
         if not rewards.size:
             return None
         low, high = float(rewards.min()), float(rewards.max())
-        ends = (low, high) if low < high else (min(low, 0.0), max(high, 1.0))
-        if not math.isfinite(ends[1] - ends[0]):
-            return None
-        edges = even_edges(*ends, _BARS)
+        if low == high:
+            low, high = min(low, 0.0), max(high, 1.0)
+        edges = even_edges(low, high, _BARS) if math.isfinite(high - low) else np.zeros(2)
         if not (np.diff(edges) > 0).all():
             return None  # so near each other that no number lies between
         counts, _ = np.histogram(rewards, bins=edges, weights=weights)
@@ -331,11 +328,9 @@ def nearest_samples(
     places: Iterable[tuple[int, int]], row: int, attempt: int | None = None
 ) -> list[tuple[int, int]]:
     """Return the three nearest (row, attempt) of ``places``, by row and then attempt."""
-
-    def distance(place: tuple[int, int]) -> tuple[int, int, tuple[int, int]]:
-        return abs(place[0] - row), abs(place[1] - (attempt or 0)), place
-
-    return nsmallest(_NEAREST, set(places), key=distance)
+    return nsmallest(
+        3, set(places), key=lambda place: (abs(place[0] - row), abs(place[1] - (attempt or 0)), place)
+    )
 
 
 def no_sample(
@@ -352,29 +347,23 @@ def no_sample(
     asked = f"row {row}" if attempt is None else f"row {row}, attempt {attempt}"
     numbers = f"rows are numbered 0 to {rows - 1}" + (f", attempts 0 to {n - 1}" if n else "")
     without = "; this one has no result" if row < rows and (attempt or 0) < n else ""
+    samples = ["{}.{}".format(*place) for place in nearest_samples(near, row, attempt)]
     return NotFoundError(
         f"{subject or f'the run `{run[:100]}`'} has no attempt of {asked}.",
         hint=numbers + without if rows else "which rows it has is not known",
-        details={
-            "run": run,
-            "samples": ["{}.{}".format(*place) for place in nearest_samples(near, row, attempt)],
-        },
+        details={"run": run, "samples": samples},
     )
 
 
 def traceback_in(content: bytes) -> str | None:
     """Return the traceback in the diagnostics of an attempt; None without one."""
     try:
-        diagnostics = orjson.loads(content)
+        return as_text(as_table(orjson.loads(content)).get("traceback")) or None
     except ValueError:
         return None
-    found = diagnostics.get("traceback") if isinstance(diagnostics, dict) else None
-    return found if isinstance(found, str) and found else None
 
 
-_LONGEST = 32_768
 _LARGEST = 2**31 - 1
-_LARGEST_AMOUNT = sys.float_info.max
 Scalar = str | int | float | None
 
 SORTED_BY: Mapping[str, str | None] = {
@@ -419,26 +408,30 @@ def sample_page(
     return item_page(found, backward, limit=limit, cursor=partial(sample_cursor, query))
 
 
+class _Cursor(msgspec.Struct, array_like=True):
+    order: str
+    backward: bool
+    key: list[str | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | float | None]
+
+
+_CURSORS = msgspec.json.Decoder(_Cursor)
+
+
 def encode(order: str, key: Sequence[Scalar], *, backward: bool = False) -> str:
     """Return an opaque cursor of letters, digits, ``-`` and ``_``."""
-    text = json.dumps([order, int(backward), *key], separators=(",", ":"))
+    text = json.dumps([order, backward, list(key)], separators=(",", ":"))
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
 def decode(cursor: str, order: str, *, parts: int) -> tuple[list[Scalar], bool]:
     """Return (key, backward) of a cursor."""
     try:
-        if len(cursor) > _LONGEST:
-            raise ValueError("too long")
-        raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-        made_for, backward, *key = json.loads(raw)
-        if made_for != order or backward not in (0, 1) or len(key) != parts:
-            raise ValueError("of another order")
-        if not all(part is None or isinstance(part, str) or _is_amount(part) for part in key):
-            raise ValueError("no key")
-    except (ValueError, TypeError, RecursionError, binascii.Error):
+        found = _CURSORS.decode(base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True))
+    except ValueError:
         raise refused(cursor) from None
-    return key, bool(backward)
+    if found.order != order or len(found.key) != parts:
+        raise refused(cursor)
+    return list(found.key), found.backward
 
 
 def order_of(query: RunQuery | SampleQuery) -> str:
@@ -458,17 +451,10 @@ def sample_cursor(query: SampleQuery, entry: SampleEntry, backward: bool = False
 
 def sample_position(cursor: str, query: SampleQuery) -> SamplePosition:
     (value, row, attempt), backward = decode(cursor, order_of(query), parts=3)
-    numbers = all(type(part) is int and 0 <= part <= _LARGEST for part in (row, attempt))
-    if not numbers or not (value is None or _is_amount(value)):
+    are_places = all(isinstance(part, int) and 0 <= part <= _LARGEST for part in (row, attempt))
+    if isinstance(value, str) or not are_places:
         raise refused(cursor)
-    return SamplePosition(
-        None if value is None else float(value), int(row or 0), int(attempt or 0), backward=backward
-    )
-
-
-def _is_amount(value: Scalar) -> bool:
-    """Whether a value can be compared: JSON integers may exceed any float."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST_AMOUNT
+    return SamplePosition(None if value is None else float(value), int(row or 0), int(attempt or 0), backward)
 
 
 def refused(cursor: str) -> OsmosisError:

@@ -61,6 +61,7 @@ from osmosis_ai.viewer.source import (
     FailureCount,
     Histogram,
     ItemPage,
+    Outcome,
     RunDetail,
     RunEntry,
     RunQuery,
@@ -166,8 +167,7 @@ class AttemptIndex:
         self._counted.clear()
 
     def close(self) -> None:
-        with self.lock:
-            self._table.close()
+        self._table.close()
 
     def is_of_this_run(self) -> bool:
         """Whether the directory still has the same run, with the same threshold."""
@@ -318,12 +318,8 @@ class AttemptIndex:
         following, preceding = ((page[0].row, page[0].attempt) if page else None for page in found)
         return following, preceding
 
-    def entry(self, item: int) -> SampleEntry | None:
-        found = self._entries(f"{_SELECT} WHERE item = :item", {"item": item, "n": self.n})
-        return found[0] if found else None
-
     def attempts(self, row: int) -> list[SampleEntry]:
-        return self.around(SampleQuery(row=row), None, limit=self.n)
+        return self.around(SampleQuery(row=row), None, limit=self.n) if row < self.rows else []
 
     def of_digest(self, digest: str, *, limit: int) -> list[SampleEntry]:
         statement = f"{_SELECT} WHERE row_digest = :digest ORDER BY item LIMIT :limit"
@@ -333,12 +329,6 @@ class AttemptIndex:
         whole = self._once("counts", self._count_outcomes)
         asked = replace(query, sort="row", descending=False)
         return {**whole, "total": self._once(asked, lambda: self._count(query))}
-
-    def failures(self) -> list[FailureCount]:
-        return self._once("failures", self._count_failures)
-
-    def rewards(self) -> Histogram | None:
-        return self._once("rewards", self._count_rewards)
 
     def _once(self, key: Hashable, count: Callable[[], CountedT]) -> CountedT:
         """Return a count of the rows read so far, cached."""
@@ -352,35 +342,29 @@ class AttemptIndex:
 
     def _count_outcomes(self) -> dict[str, int]:
         self._once("flaky", self._mark_flaky)
-        values = {"threshold": self.threshold, "n": self.n}
-        found = {
-            name: self._number(f"SELECT count(*) FROM samples WHERE {condition}", values)
-            for name, condition in _CONDITIONS.items()
-        }
-        recorded = self._number("SELECT count(*) FROM samples", {})
+        found = {outcome: self._count(SampleQuery(outcome=outcome)) for outcome in get_args(Outcome)}
+        recorded = self._count(SampleQuery())
         return {**found, "unfiltered": recorded, "pending": self.rows * self.n - recorded}
 
     def _count(self, query: SampleQuery) -> int:
-        conditions = _conditions(query)
-        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        return self._number(f"SELECT count(*) FROM samples{where}", self._query_values(query))
+        statement = f"SELECT count(*) FROM samples{_where(_conditions(query))}"
+        return int(self.find(statement, self._query_values(query))[0][0])
 
-    def _count_failures(self) -> list[FailureCount]:
-        found = self.find(_FAILURES, {})
-        return [
-            FailureCount(boundary, category, count, divmod(item, self.n), error)
-            for boundary, category, count, item, error in found
-        ]
+    def failures(self) -> list[FailureCount]:
+        return self._once(
+            "failures",
+            lambda: [
+                FailureCount(boundary, category, count, divmod(item, self.n), error)
+                for boundary, category, count, item, error in self.find(_FAILURES, {})
+            ],
+        )
 
-    def _count_rewards(self) -> Histogram | None:
+    def rewards(self) -> Histogram | None:
         import numpy as np
 
-        found = self.find(_REWARDS, {})
+        found = self._once("rewards", lambda: self.find(_REWARDS, {}))
         table = np.array(found, np.float64).reshape(-1, 2)
         return Histogram.of(table[:, 0], weights=table[:, 1])
-
-    def _number(self, statement: str, values: Mapping[str, Any]) -> int:
-        return int(self.find(statement, values)[0][0])
 
     def _query_values(self, query: SampleQuery) -> dict[str, Any]:
         values: dict[str, Any] = {"n": self.n, "threshold": self.threshold}
@@ -432,19 +416,16 @@ def _parts(
             parts = parts[parts.index(unvalued if position.value is None else valued) :]
     values = {"after": position.row * n + position.attempt, "value": position.value} if position else {}
     for number, (condition, columns, descending) in enumerate(parts):
-        begins_behind = position is not None and number == 0
-        yield _statement([*_conditions(query), *condition], columns, begins_behind, descending), dict(values)
+        conditions, key = [*_conditions(query), *condition], (*columns, "item")
+        if position is not None and number == 0:
+            place = ", ".join((*(":value" for _ in columns), ":after"))
+            conditions.append(f"({', '.join(key)}) {'<' if descending else '>'} ({place})")
+        order = ", ".join(f"{column}{' DESC' if descending else ''}" for column in key)
+        yield f"{_SELECT}{_where(conditions)} ORDER BY {order} LIMIT :limit", dict(values)
 
 
-def _statement(conditions: list[str], columns: tuple[str, ...], from_position: bool, descending: bool) -> str:
-    key = (*columns, "item")
-    if from_position:
-        place = ", ".join((*(":value" for _ in columns), ":after"))
-        conditions = [*conditions, f"({', '.join(key)}) {'<' if descending else '>'} ({place})"]
-    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    direction = " DESC" if descending else ""
-    order = ", ".join(f"{column}{direction}" for column in key)
-    return f"{_SELECT}{where} ORDER BY {order} LIMIT :limit"
+def _where(conditions: Sequence[str]) -> str:
+    return f" WHERE {' AND '.join(conditions)}" if conditions else ""
 
 
 def _conditions(query: SampleQuery) -> list[str]:
@@ -689,8 +670,7 @@ class LocalSource:
 
     def _sample(self, run: str, row: int, attempt: int) -> tuple[AttemptIndex, SampleEntry]:
         samples, _ = self._samples(self._place("eval", run))
-        rows, n = samples.rows, samples.n
-        entry = samples.entry(row * n + attempt) if 0 <= row < rows and 0 <= attempt < n else None
+        entry = next((each for each in samples.attempts(row) if each.attempt == attempt), None)
         if entry is None:
             raise samples.no_sample(run, row, attempt)
         return samples, entry

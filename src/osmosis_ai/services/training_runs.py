@@ -495,7 +495,7 @@ def describe_training(directory: Path) -> LocalTraining:
 
     known = read_training(directory, directory.name)
     if known.recorded is None:
-        raise OsmosisError(known.problems[0])
+        raise OsmosisError(known.detail.problems[0])
     curves = known.recorded.curves()
     times = {record.step: record.timestamp_ms for record in known.recorded.records}
     series, summaries = [], []
@@ -511,7 +511,7 @@ def describe_training(directory: Path) -> LocalTraining:
         summaries.append(summary)
     overview = wire.TrainingMetricsOverview(latest_step=max(times, default=None), metric_summaries=summaries)
     metrics = wire.TrainingMetrics(
-        status=known.entry.status, overview=overview, metrics=series, validation=curves.validation
+        status=known.detail.summary.status, overview=overview, metrics=series, validation=curves.validation
     )
     return LocalTraining(directory, training_detail(known, directory), curves, metrics)
 

@@ -95,13 +95,8 @@ def _numbers_alone(directory: Path, *problems: str) -> RunDetail:
 
     with numbers_alone(directory) as local:
         known = read_evaluation(local, local.name)
-        detail = RunDetail(
-            known.entry,
-            estimates=known.estimates,
-            summary_numbers=known.numbers or {},
-            facts=facts_of(known, local),
-            problems=(*known.problems, *problems),
-        )
+        problems = (*known.detail.problems, *problems)
+        detail = replace(known.detail, facts=facts_of(known, local), problems=problems)
     return _at(directory, local, detail)
 
 

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import lru_cache
 from operator import ge, gt, itemgetter, le, lt
@@ -32,7 +32,7 @@ from osmosis_ai.evaluation.local_results import (
     pass_threshold_of,
 )
 from osmosis_ai.evaluation.manifest import Manifest, is_running
-from osmosis_ai.evaluation.metrics import Estimates, RunScore
+from osmosis_ai.evaluation.metrics import RunScore
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.files import size_of
 from osmosis_ai.rubric.documents import read_result
@@ -108,26 +108,24 @@ def moment(written: Any) -> datetime | None:
     return parse_date(written) if isinstance(written, str) else None
 
 
-@dataclass(frozen=True)
-class KnownEvaluation:
-    entry: RunEntry
+class ReadRun(NamedTuple):
+    """A run's directory; ``detail`` lacks facts, which take further files, and attempts."""
+
+    detail: RunDetail
     manifest: Manifest | None = None
-    estimates: Estimates | None = None
-    numbers: Mapping[str, Any] | None = None
-    problems: tuple[str, ...] = ()
-    context: Sequence[str] = ()
+    recorded: RecordedTraining | None = None
 
 
 def read_evaluation(
     directory: Path, name: str, *, follow: Callable[[], LocalResults] | None = None
-) -> KnownEvaluation:
+) -> ReadRun:
     """Read an evaluation; damage becomes a problem, not an error."""
     found = RunDirectory(directory)
     try:
         manifest = Manifest.load(found.manifest)
     except OsmosisError as error:
         entry = RunEntry("eval", name, id=str(directory), status="incomplete", error=error.message)
-        return KnownEvaluation(entry, problems=(error.with_hint,))
+        return ReadRun(RunDetail(entry, problems=(error.with_hint,)))
     # Check the lock first: the process that releases it has written everything before.
     running = is_running(directory.parent, directory.name)
     written = found.read_metrics() or {}
@@ -153,7 +151,8 @@ def read_evaluation(
         error=problems[0] if problems else None,
     )
     context = _missing_data(manifest)
-    return KnownEvaluation(entry, manifest, estimates, numbers, (*problems, *context), context)
+    problems = (*problems, *context)
+    return ReadRun(RunDetail(entry, estimates, numbers or {}, problems=problems, context=context), manifest)
 
 
 def _damage(events: Path) -> tuple[str, ...]:
@@ -178,8 +177,8 @@ def _missing_data(manifest: Manifest) -> list[str]:
     return [each for each in said if isinstance(each, str)] if isinstance(said, list) else []
 
 
-def facts_of(known: KnownEvaluation, directory: Path) -> list[tuple[str, str]]:
-    entry, manifest = known.entry, known.manifest
+def facts_of(known: ReadRun, directory: Path) -> list[tuple[str, str]]:
+    entry, manifest = known.detail.summary, known.manifest
     if manifest is None:
         return [("Directory", str(directory))]
     inputs, provenance = manifest.inputs, manifest.provenance
@@ -209,9 +208,9 @@ def facts_of(known: KnownEvaluation, directory: Path) -> list[tuple[str, str]]:
     return shown_facts(facts)
 
 
-def commands_of(known: KnownEvaluation, directory: Path) -> list[str]:
+def commands_of(known: ReadRun, directory: Path) -> list[str]:
     """Return the commands that continue a run or retry failed attempts."""
-    manifest, entry = known.manifest, known.entry
+    manifest, entry = known.manifest, known.detail.summary
     config = manifest.provenance.get("config") if manifest is not None else None
     if manifest is None or not isinstance(config, str) or entry.status == "running":
         return []
@@ -223,23 +222,14 @@ def commands_of(known: KnownEvaluation, directory: Path) -> list[str]:
     return [*found, *([f"{again} --retry-failed"] if failed else [])]
 
 
-class KnownTraining(NamedTuple):
-    """A training run: list entry, manifest (None if unreadable) and directory content."""
-
-    entry: RunEntry
-    manifest: Manifest | None
-    recorded: RecordedTraining | None
-    problems: Sequence[str]
-
-
-def read_training(path: Path, name: str) -> KnownTraining:
+def read_training(path: Path, name: str) -> ReadRun:
     """Read a training directory; damage becomes a problem, not an error."""
     directory = TrainingDirectory(path)
     try:
         manifest = Manifest.load(directory.manifest)
     except OsmosisError as error:
         entry = RunEntry("training", name, id=str(path), status="incomplete", error=error.message)
-        return KnownTraining(entry, None, None, (error.message,))
+        return ReadRun(RunDetail(entry, problems=(error.message,)))
     running = directory.is_running()
     recorded = RecordedTraining.read(directory)
     reward, total = recorded.newest(VALIDATION_REWARD), recorded.total_steps
@@ -257,39 +247,39 @@ def read_training(path: Path, name: str) -> KnownTraining:
         duration_s=(ended - entry.started_at).total_seconds() if ended and entry.started_at else None,
         error=recorded.problems[0] if recorded.problems else None,
     )
-    return KnownTraining(entry, manifest, recorded, recorded.problems)
+    written = manifest.provenance.get("config")
+    detail = RunDetail(
+        entry,
+        config_written=config_text(written) if isinstance(written, dict) else None,
+        config_effective=manifest.inputs,
+        secret_names=secret_names(manifest),
+        problems=recorded.problems,
+    )
+    return ReadRun(detail, manifest, recorded)
 
 
-def training_detail(known: KnownTraining, path: Path) -> RunDetail:
+def training_detail(known: ReadRun, path: Path) -> RunDetail:
     """Return a training run's details, without curves."""
-    recorded = known.recorded
-    if known.manifest is None or recorded is None:
-        return RunDetail(known.entry, facts=[("Directory", str(path))], problems=known.problems)
-    inputs, entry = known.manifest.inputs, with_time_so_far(known.entry)
-    written = known.manifest.provenance.get("config")
+    recorded, manifest = known.recorded, known.manifest
+    if manifest is None or recorded is None:
+        return replace(known.detail, facts=[("Directory", str(path))])
+    entry = with_time_so_far(known.detail.summary)
     last, total = recorded.last_step, recorded.total_steps
     facts = {
         "Steps": f"{last} of {total}" if total is not None else last,
         "Model": entry.model,
         "Dataset": entry.dataset,
         "Rollout": entry.rollout,
-        "Config": as_text(written),
+        "Config": as_text(manifest.provenance.get("config")),
         "Commit": commit_of(entry),
         "Environment": read_environment(path),
-        "Isolation": as_text(known.manifest.provenance.get("isolation")),
+        "Isolation": as_text(manifest.provenance.get("isolation")),
         "Device": recorded.planned("device"),
         **as_table(recorded.planned("adapter")),
-        "Run id": known.manifest.local_run_id,
+        "Run id": manifest.local_run_id,
         "Directory": str(path),
     }
-    return RunDetail(
-        entry,
-        config_written=config_text(written) if isinstance(written, dict) else None,
-        config_effective=inputs,
-        facts=shown_facts(facts),
-        secret_names=secret_names(known.manifest),
-        problems=known.problems,
-    )
+    return replace(known.detail, summary=entry, facts=shown_facts(facts))
 
 
 def read_session(path: Path, name: str) -> tuple[RunEntry, Mapping[str, Any], str | None]:
@@ -354,7 +344,7 @@ def session_detail(
         entry,
         summary_numbers=document,
         config_written=as_text(document.get("rubric")) or as_text(inputs.get("rubric")),
-        facts=[(label, str(value)) for label, value in facts.items() if value is not None],
+        facts=shown_facts(facts),
         problems=[problem] if problem is not None else [],
     )
 
@@ -503,8 +493,8 @@ class RunList:
 
 
 _READ: dict[RunKind, Callable[[Path, str], RunEntry]] = {
-    "eval": lambda path, name: read_evaluation(path, name).entry,
-    "training": lambda path, name: read_training(path, name).entry,
+    "eval": lambda path, name: read_evaluation(path, name).detail.summary,
+    "training": lambda path, name: read_training(path, name).detail.summary,
     "rubric": lambda path, name: read_session(path, name)[0],
 }
 

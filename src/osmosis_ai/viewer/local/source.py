@@ -43,7 +43,7 @@ from osmosis_ai.sqlite_text import ESCAPE, HOLDS, bindable, like_pattern, teach_
 from osmosis_ai.training.runs.curves import RecordedTraining, TrainingCurves
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.viewer.local.run_files import (
-    KnownEvaluation,
+    ReadRun,
     RunList,
     commands_of,
     facts_of,
@@ -588,7 +588,8 @@ class LocalSource:
             return RunState(f"{entry.status}.{size}.{changed}.{log}", entry.status)
         known = self._evaluation(place)
         read = self._samples(place)[0].read if known.manifest is not None else 0
-        return RunState(f"{known.entry.status}.{read}.{log}", known.entry.status, known.entry.headline)
+        entry = known.detail.summary
+        return RunState(f"{entry.status}.{read}.{log}", entry.status, entry.headline)
 
     def no_sample(self, run: str, row: int, attempt: int | None) -> NotFoundError:
         samples, _ = self._samples(self._place("eval", run))
@@ -632,33 +633,30 @@ class LocalSource:
 
     def _evaluation_detail(self, place: RunPlace) -> RunDetail:
         known = self._evaluation(place)
+        detail = replace(known.detail, facts=facts_of(known, place.path))
         if known.manifest is None:
-            return RunDetail(known.entry, facts=facts_of(known, place.path), problems=known.problems)
+            return detail
         samples, progress = self._samples(place)
-        decided, refused = decisions_around(known.entry.config, place.path)
-        problems = [*known.problems, *refused]
-        if samples.damage is not None and known.entry.error is None:
-            problems.insert(len(known.problems), samples.damage)
+        decided, refused = decisions_around(detail.summary.config, place.path)
+        damage = samples.damage if detail.summary.error is None else None
+        problems = [*detail.problems, *([damage] if damage is not None else []), *refused]
         if progress is not None:
             problems.append(_PARTLY_READ.format(share=progress))
-        return RunDetail(
-            summary=with_time_so_far(known.entry),
-            estimates=known.estimates,
-            summary_numbers=known.numbers or {},
+        return replace(
+            detail,
+            summary=with_time_so_far(detail.summary),
             config_written=read_config(samples.directory),
             config_effective=known.manifest.inputs,
-            facts=facts_of(known, place.path),
             secret_names=secret_names(known.manifest),
             failures=samples.failures(),
             rewards=samples.rewards(),
             problems=problems,
-            context=known.context,
             commands=commands_of(known, place.path),
             decided=decided,
             columns=_columns(place.path),
         )
 
-    def _evaluation(self, place: RunPlace) -> KnownEvaluation:
+    def _evaluation(self, place: RunPlace) -> ReadRun:
         follow = partial(self._followed.of, place.path, LocalResults, LocalResults.is_current)
         with self._lock:
             return read_evaluation(place.path, place.name, follow=follow)

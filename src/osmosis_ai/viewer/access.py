@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
 
-from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.errors import NotFoundError
 from osmosis_ai.training.runs.curves import SavedAdapter
 from osmosis_ai.ui.numbers import MISSING, NOT_RECORDED
 from osmosis_ai.ui.pages import LiveChanges, NavItem, ShellView, templates
@@ -99,10 +99,8 @@ class Viewing:
         """Whether the reply includes this part; others need not be computed."""
         return self.parts is None or part in self.parts
 
-    def live(self, kind: RunKind, run: str) -> LiveChanges | None:
-        """Return the live updates of a run, or None if it does not change."""
-        if self.parts is not None:
-            return None
+    def live(self, kind: RunKind, run: str) -> LiveChanges:
+        """Return the live updates of a run; without a cursor if it does not change."""
         now = self.source.state(kind, run)
         return LiveChanges(self.run_href(kind, run, "changes"), "" if now.ended else now.cursor)
 
@@ -137,7 +135,7 @@ class RenderedPage:
     values: Mapping[str, Any]
     status: int = 200
     parts: Mapping[str, str] = field(default_factory=dict)
-    live: LiveChanges | None = None
+    is_live: bool = True
 
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -164,7 +162,12 @@ def _preview(text: str | None, sample: SampleEntry, some_are_kept: bool) -> str:
 
 def render(view: Viewing, page: RenderedPage, *, part: str | None = None) -> str:
     """Return a page, or only its comma-separated parts that ``part`` requests."""
-    values = {**page.values, "view": view, "shell": replace(view.shell, live=page.live), "root": view.root}
+    values = {
+        **page.values,
+        "view": view,
+        "shell": view.shell if page.is_live else replace(view.shell, live=None),
+        "root": view.root,
+    }
     if part is None:
         return environment().get_template(page.template).render(values)
     names = list(dict.fromkeys(part.split(",")))
@@ -173,20 +176,4 @@ def render(view: Viewing, page: RenderedPage, *, part: str | None = None) -> str
     return "".join(
         f'<div data-live="{name}">{environment().get_template(page.parts[name]).render(values)}</div>'
         for name in names
-    )
-
-
-def refused(error: OsmosisError, *, section: str = "") -> RenderedPage:
-    """Return the error page, with the nearest names and a link back."""
-    is_missing = isinstance(error, NotFoundError)
-    return RenderedPage(
-        "message.html",
-        {
-            "title": "Not found" if is_missing else "This cannot be shown",
-            "problem": error.sentence,
-            "hint": error.hint,
-            "details": error.details if is_missing else {},
-            "section": section,
-        },
-        status=404 if is_missing else 400,
     )

@@ -8,7 +8,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, fields, replace
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from itertools import chain
 from typing import Any
 
@@ -23,7 +23,7 @@ from osmosis_ai.evaluation.conversation import (
     prompt_of,
     read_conversation,
 )
-from osmosis_ai.evaluation.lenient_json import as_table
+from osmosis_ai.evaluation.lenient_json import as_table, as_text
 from osmosis_ai.ui import numbers
 from osmosis_ai.ui.text import visible
 from osmosis_ai.viewer.source import (
@@ -53,15 +53,12 @@ class ReadSample:
     @property
     def ground_truth(self) -> str | None:
         """The expected answer from the dataset, otherwise from the conversation."""
-        truth = self.detail.ground_truth
-        if truth is None:
-            return self.conversation.label
-        return truth if isinstance(truth, str) else json_text(truth, indent=2)
+        truth = self.conversation.label if self.detail.ground_truth is None else self.detail.ground_truth
+        return truth if truth is None or isinstance(truth, str) else json_text(truth, indent=2)
 
     @property
     def notes(self) -> str | None:
-        notes = self.graded("notes")
-        return notes if isinstance(notes, str) and notes else None
+        return as_text(self.graded("notes")) or None
 
     @property
     def judgements(self) -> Sequence[tuple[str, str]]:
@@ -185,7 +182,7 @@ class ShownSteps:
 class _Room:
     """Characters left for the rest of a page."""
 
-    left: int = field(default=_PAGE)
+    left: int = _PAGE
 
     def take(self, text: str, most: int) -> ShownText:
         room = max(min(most, self.left), min(_PREVIEW, most))
@@ -198,18 +195,13 @@ def shown_steps(conversation: Conversation, *, first: int = 1, whole: int | None
     total = len(conversation.steps)
     begin = min(max(first, 1), max(total, 1))
     begin -= (begin - 1) % STEPS_A_PAGE
+    end = begin + STEPS_A_PAGE
     room = _Room()
     shown = [
-        _shown(step, room, whole=step.number == whole)
-        for step in conversation.steps[begin - 1 : begin - 1 + STEPS_A_PAGE]
+        _shown(step, room, whole=step.number == whole) for step in conversation.steps[begin - 1 : end - 1]
     ]
-    return ShownSteps(
-        steps=shown,
-        first=begin,
-        total=total,
-        previous=begin - STEPS_A_PAGE if begin > 1 else None,
-        next=begin + STEPS_A_PAGE if begin + STEPS_A_PAGE <= total else None,
-    )
+    previous = begin - STEPS_A_PAGE if begin > 1 else None
+    return ShownSteps(shown, begin, total, previous, next=end if end <= total else None)
 
 
 def step_text(step: ConversationStep) -> str:
@@ -239,9 +231,9 @@ def _shown(step: ConversationStep, room: _Room, *, whole: bool) -> ShownStep:
         for exchange in step.exchanges
     ]
     texts = [reasoning, text, *(each for both in exchanges for each in (both.arguments, both.result) if each)]
-    size = sum(len(each.text) + each.left_out for each in texts)
-    cut = any(each.left_out for each in texts)
-    return ShownStep(step, text, reasoning, exchanges, whole=size <= LONGEST_SHOWN, cut=cut)
+    left_out = sum(each.left_out for each in texts)
+    size = left_out + sum(len(each.text) for each in texts)
+    return ShownStep(step, text, reasoning, exchanges, whole=size <= LONGEST_SHOWN, cut=left_out > 0)
 
 
 def _arguments(exchange: ToolExchange) -> str:
@@ -309,16 +301,12 @@ def contains_text(content: bytes, wanted: str) -> bool:
     conversation = read_conversation(content) if len(content) <= _MOST_PARSED_BYTES else Conversation()
     if not conversation.steps:
         return wanted in raw
-    return any(wanted in text.casefold() for text in _texts(conversation))
-
-
-def _texts(conversation: Conversation) -> Iterator[str]:
+    graded = grading_of(conversation)
+    said = [graded.get("notes"), graded.get("judgements")]
     for step in conversation.steps:
-        yield from (step.text, step.reasoning)
-        for exchange in step.exchanges:
-            yield from (exchange.name or "", exchange.result or "")
-            yield from _values(exchange.arguments)
-    yield from _values([grading_of(conversation).get(name) for name in ("notes", "judgements")])
+        said += [step.text, step.reasoning]
+        said += [[each.name, each.result, each.arguments] for each in step.exchanges]
+    return any(wanted in text.casefold() for text in _values(said))
 
 
 def _values(value: Any) -> Iterator[str]:

@@ -18,7 +18,7 @@ from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.ui.pages import artifact_headers, page_headers
 from osmosis_ai.ui.run_numbers import score_json
 from osmosis_ai.viewer import queries
-from osmosis_ai.viewer.access import SECTIONS, RenderedPage, Viewing, refused, render
+from osmosis_ai.viewer.access import SECTIONS, RenderedPage, Viewing, render
 from osmosis_ai.viewer.conversations import MEDIA_TYPES, exported_samples
 from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.pages import compare, conversation, lists, rubric, run
@@ -80,9 +80,13 @@ def add_page(
             queries.require_known(request.query_params, knows)
             # Below a prefix there are parameters that are not the page's.
             parameters = {name: request.path_params[name] for name in names}
+            asked = view
             if part is not None and kind is not None and "run" in parameters:
-                view = replace(view, parts=frozenset(part.split(",")))
-            return answer(view, page(view, queries.words_of(request.url.query), **parameters), part=part)
+                asked = replace(view, parts=frozenset(part.split(",")))
+            elif kind in ("eval", "training") and "run" in parameters:
+                # Before the run is read, so that later changes are seen.
+                asked = replace(view, shell=replace(view.shell, live=view.live(kind, parameters["run"])))
+            return answer(asked, page(asked, queries.words_of(request.url.query), **parameters), part=part)
         except OsmosisError as error:
             # A comparison stands below no list: it names places in all of them.
             return refusal(view, error, section="" if section == "compare" else section)
@@ -113,9 +117,18 @@ def answer(view: Viewing, page: RenderedPage | Response, *, part: str | None = N
 
 
 def refusal(view: Viewing, error: OsmosisError, *, section: str = "") -> Response:
-    if not isinstance(error, NotFoundError) and error.code != "VALIDATION":
+    """Return the page of an error, with the nearest names and a link back."""
+    is_missing = isinstance(error, NotFoundError)
+    if not is_missing and error.code != "VALIDATION":
         raise error
-    return answer(view, refused(error, section=section))
+    values = {
+        "title": "Not found" if is_missing else "This cannot be shown",
+        "problem": error.sentence,
+        "hint": error.hint,
+        "details": error.details if is_missing else {},
+        "section": section,
+    }
+    return answer(view, RenderedPage("message.html", values, 404 if is_missing else 400))
 
 
 def nothing_here(view: Viewing, path: str) -> Response:

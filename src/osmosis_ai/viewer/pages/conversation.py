@@ -97,7 +97,6 @@ def page(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage:
             "of_validation": view.of_validation,
             "address": lambda **more: one.href + queries.query_string(state | more, hide=hidden),
         },
-        live=view.live(view.sampled, run),
     )
 
 
@@ -237,7 +236,6 @@ def _shown(view: Viewing, stored: StoredConversation, run: str, row: int, attemp
             "size": stored.size,
             "is_head": stored.content is None,
         },
-        live=view.live(view.sampled, run),
     )
 
 

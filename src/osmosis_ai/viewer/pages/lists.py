@@ -115,7 +115,7 @@ def samples(view: Viewing, words: queries.Words, *, run: str) -> RenderedPage:
         },
         parts={"outcomes": "samples_outcomes.html"},
         # One that is not read to its end comes again by itself.
-        live=view.live("eval", run) if found.progress is None else None,
+        is_live=found.progress is None,
     )
 
 
@@ -141,7 +141,7 @@ LINES_A_PAGE = 200
 
 
 def log(view: Viewing, words: Words, *, run: str, kind: RunKind = "eval") -> RenderedPage:
-    cursor, live = word(words, "cursor"), view.live(kind, run)
+    cursor = word(words, "cursor")
     found = view.source.log(kind, run, limit=LINES_A_PAGE, cursor=cursor)
     here = view.run_href(kind, run, "log")
     return RenderedPage(
@@ -155,5 +155,4 @@ def log(view: Viewing, words: Words, *, run: str, kind: RunKind = "eval") -> Ren
             "is_end": cursor is None,
         },
         parts={"log": "log_lines.html"},
-        live=live,
     )

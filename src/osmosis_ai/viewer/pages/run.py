@@ -40,7 +40,6 @@ _Sliced = tuple[str, Sequence[RunSlice], OsmosisError | None]
 
 
 def evaluation(view: Viewing, words: Words, *, run: str) -> RenderedPage:
-    live = view.live("eval", run)
     detail = view.source.run("eval", run)
     headline, estimates = detail.summary.headline, detail.estimates
     passed, samples = detail.summary_numbers.get("passed"), view.run_href("eval", run, "samples")
@@ -88,7 +87,6 @@ def evaluation(view: Viewing, words: Words, *, run: str) -> RenderedPage:
         },
         400 if is_none else 200,
         parts={name: f"run_{name}.html" for name in ("standing", "numbers", "failures", "log")},
-        live=live,
     )
 
 
@@ -238,7 +236,6 @@ HOLLOW = f"under {LEAST_WORDS} scored"
 def training(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     """Return a training run; ``smooth`` is the weight of earlier points in a smoothed curve."""
     smoothing = _smoothing(words)
-    live = view.live("training", run)
     detail = view.source.run("training", run)
     shows_curves = any(map(view.wants, ("standing", "curves", "validation", "adapters")))
     curves = view.source.curves(run) if shows_curves else TrainingCurves()
@@ -254,7 +251,6 @@ def training(view: Viewing, words: Words, *, run: str) -> RenderedPage:
         },
         parts={name: f"training_{name}.html" for name in ("standing", "curves", "validation", "adapters")}
         | {"log": "run_log.html"},
-        live=live,
     )
 
 

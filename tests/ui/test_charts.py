@@ -8,9 +8,9 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
+from osmosis_ai.training.runs.curves import CurveMark
 from osmosis_ai.ui.charts import (
     LEFT,
-    ChartMark,
     ChartPoint,
     ChartSeries,
     SvgChart,
@@ -43,7 +43,7 @@ def drawn(name: str = "judge") -> list[SvgChart]:
             label=name,
             axis=name,
             smoothing=0.5,
-            marks=[ChartMark(0.5, name, name)],
+            marks=[CurveMark(1, name, name)],
             hollow=name,
         ),
         counted_histogram([0, 0.5, 1], [2, 1], name=name, label=name, axis=name),

@@ -13,6 +13,7 @@ import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
+from osmosis_ai.training.runs.curves import CurveMark
 from osmosis_ai.ui import numbers
 from osmosis_ai.ui.text import visible
 
@@ -43,14 +44,6 @@ class ChartPoint(NamedTuple):
 class ChartSeries(NamedTuple):
     name: str
     points: Sequence[ChartPoint]
-
-
-class ChartMark(NamedTuple):
-    """An event on the x axis; equal kinds have equal shapes."""
-
-    x: float
-    kind: str
-    text: str
 
 
 class TimeSpan(NamedTuple):
@@ -384,12 +377,12 @@ def line(
     label: str,
     axis: str,
     smoothing: float = 0.0,
-    marks: Sequence[ChartMark] = (),
+    marks: Sequence[CurveMark] = (),
     hollow: str = "",
 ) -> SvgChart:
     """Return line charts over the same axis; points are sorted by ``x``."""
     curves = [_numbers(each.points) for each in series]
-    first, last = _ends([*(along for along, *_ in curves), np.array([each.x for each in marks])])
+    first, last = _ends([*(along for along, *_ in curves), np.array([each.step for each in marks])])
     drawing = Drawing(first, last if last > first else first + 1)
     low, high = _ends([each[1:].ravel() for each in curves])
     if low == high == 0:
@@ -399,8 +392,8 @@ def line(
     drawing.grid(y, ticks(y.low, y.high), lambda value: f"{value:g}".replace("e-0", "e-"))
     shapes = dict(zip(dict.fromkeys(each.kind for each in marks), cycle(_EVENTS), strict=False))
     for each in marks:
-        drawing.path("limit", f"M{x(each.x)} {_TOP}V{_BOTTOM}")
-        drawing.path("event", f"M{x(each.x)} {_TOP}{shapes[each.kind]}", each.text)
+        drawing.path("limit", f"M{x(each.step)} {_TOP}V{_BOTTOM}")
+        drawing.path("event", f"M{x(each.step)} {_TOP}{shapes[each.kind]}", each.text)
     for place, (curve, (_, points)) in enumerate(zip(curves, series, strict=True)):
         _draw(drawing, place, (_placed(curve[0], x), *_placed(curve[1:], y)), points, smoothing)
     drawing.name(series)
@@ -409,7 +402,7 @@ def line(
     if hollow and any(point.hollow for each in series for point in each.points):
         drawing.key(hollow, mark(0, 7, 7, hollow=True))
     rows, notes = _table(series, axis, hollow)
-    notes += [f"{each.kind} at {axis} {each.x:g}: {each.text}" for each in marks]
+    notes += [f"{each.kind} at {axis} {each.step:g}: {each.text}" for each in marks]
     head = (axis.capitalize(), *(each.name for each in series))
     # What is counted has no halves, however few points there are.
     whole = [place for place in ticks(x.low, x.high) if place.is_integer()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, time
 from typing import TypeVar, get_args
@@ -22,7 +23,6 @@ MOST_TEXT = 500
 """Longest value, in characters."""
 STATUSES = ("pending", "running", "finished", "failed", "stopped", "incomplete")
 _MOST_WORDS = 100
-_LARGEST_ROW = 2**63 - 1
 _RUN_TEXTS = ("status", "model", "dataset", "rollout", "person", "commit")
 _RANGES = (
     ("reward", "reward", 1.0),
@@ -102,7 +102,7 @@ def run_query(words: Words, *, kind: RunKind | None = None) -> RunQuery:
 def sample_query(words: Words) -> SampleQuery:
     return SampleQuery(
         outcome=choice_of(words, "outcome", get_args(Outcome)),
-        row=_row(words),
+        row=whole_number(words, "row"),
         category=word(words, "category"),
         boundary=choice_of(words, "boundary", get_args(ErrorSource)),
         finish=choice_of(words, "finish", FLAGGED),
@@ -138,15 +138,11 @@ def _descending(words: Words, *, default: bool) -> bool:
     return default if direction is None else direction == "desc"
 
 
-def _row(words: Words) -> int | None:
-    value = word(words, "row")
-    if value is None:
-        return None
-    if not (value.isascii() and value.isdigit()):
-        raise OsmosisError(f"'row' must be a whole number from 0, not {value!r}.")
-    if int(value) > _LARGEST_ROW:
-        raise OsmosisError(f"'row' is larger than {_LARGEST_ROW}.")
-    return int(value)
+def whole_number(words: Words, name: str) -> int | None:
+    value = word(words, name)
+    if value is not None and re.fullmatch("[0-9]{1,18}", value) is None:
+        raise OsmosisError(f"'{name}' must be a whole number from 0, not {value[:40]!r}.")
+    return int(value) if value is not None else None
 
 
 def _range(words: Words, name: str, scale: float) -> tuple[float | None, float | None]:

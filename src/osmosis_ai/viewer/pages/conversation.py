@@ -57,8 +57,8 @@ class ViewedSample(ReadSample):
 
 def page(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage:
     query, (row, attempt) = queries.sample_query(words), place_of(item)
-    whole, beside, other = _number(words, "show"), word(words, "with"), None
-    first = _number(words, "from") or whole or 1
+    whole, beside, other = queries.whole_number(words, "show"), word(words, "with"), None
+    first = queries.whole_number(words, "from") or whole or 1
     one = viewed(view, run, row, attempt, query, first=first, whole=whole)
     if beside is not None:  # ``row.attempt`` of this run, or ``RUN/row.attempt``
         named, slash, second = beside.rpartition("/")
@@ -135,13 +135,6 @@ def stored_conversation(
 ) -> StoredConversation:
     read = view.source.validation_conversation if view.of_validation else view.source.conversation
     return read(run, row, attempt, max_bytes=max_bytes)
-
-
-def _number(words: Words, name: str) -> int | None:
-    given = word(words, name)
-    if given is not None and _STEP.fullmatch(given) is None:
-        raise OsmosisError(f"'{name}' is the number of a step, and not {given!r}.")
-    return int(given) if given is not None else None
 
 
 def _elsewhere(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.rubric.documents import ReadRecord, describe_result, read_records
 from osmosis_ai.ui.charts import ChartPoint, ChartSeries, SvgChart, histograms, scatter
 from osmosis_ai.viewer.access import RenderedPage, Viewing, environment
-from osmosis_ai.viewer.queries import Words, query_string, word
+from osmosis_ai.viewer.queries import Words, query_string, whole_number
 from osmosis_ai.viewer.source import ItemPage, RunDetail
 
 if TYPE_CHECKING:
@@ -27,9 +26,7 @@ _UNREADABLE = "The file contains no agreement of the judges that this release ca
 
 def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     detail, here = view.source.run("rubric", run), view.run_href("rubric", run)
-    given = word(words, "cursor") or "0"
-    # What is no number lies behind every list.
-    start = int(given) if given.isascii() and given.isdecimal() and len(given) < 10 else sys.maxsize
+    start = whole_number(words, "cursor") or 0
     end = start + RECORDS_A_PAGE
     values = shown(detail, start, end)
     if start and start >= values["total"]:

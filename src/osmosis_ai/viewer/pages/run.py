@@ -23,11 +23,11 @@ from osmosis_ai.training.runs.metrics import (
     VALIDATION_REWARD,
 )
 from osmosis_ai.ui import numbers
-from osmosis_ai.ui.charts import ChartMark, ChartPoint, ChartSeries, SvgChart, counted_histogram, line
+from osmosis_ai.ui.charts import ChartPoint, ChartSeries, SvgChart, counted_histogram, line
 from osmosis_ai.ui.numbers import compact, duration, interval, money, number, percent
 from osmosis_ai.ui.run_numbers import format_interval, format_scored, number_lines, sample_counts
 from osmosis_ai.viewer.access import RenderedPage, Tile, Viewing
-from osmosis_ai.viewer.queries import Words, query_string, word
+from osmosis_ai.viewer.queries import Words, query_string, whole_number, word
 from osmosis_ai.viewer.source import FailureCount, RunDetail, RunEntry, validated_entry
 
 LOG_LINES = 20
@@ -245,7 +245,7 @@ def training(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             **shown_training(detail, curves, smoothing, draws=view.wants("curves")),
             "crumbs": view.crumbs("training"),
             "here": view.run_href("training", run),
-            "validated": _validated(view, run, _page_start(words)),
+            "validated": _validated(view, run, whole_number(words, "validation") or 0),
             "quote": None if view.is_local else quote,
             **log_tail(view, detail.summary),
         },
@@ -266,16 +266,12 @@ def shown_training(
         "tiles": list(_training_tiles(detail, curves)),
         "MAIN_CHARTS": MAIN_CHARTS,
         "FOLDED": FOLDED,
-        "best": curves.best_checkpoint(),
-        "validation": curves.headline,
+        "curves": curves,
         "has_steps": bool(curves.points(TRAINING_REWARD)) or curves.is_supervised,
         "hollow": after_steps(curves.hollow_validations()),
         "least": LEAST_WORDS,
         "charts": list(_charts(curves, smoothing)) if draws else [],
         "smoothing": smoothing,
-        "metrics": curves.curves,
-        "warnings": curves.warnings,
-        "adapters": curves.checkpoints,
         "quote": None,
         "facts": known_facts(detail),
         "config": list(flat_config(detail.config_effective)),
@@ -313,13 +309,6 @@ def _training_tiles(detail: RunDetail, curves: TrainingCurves) -> Iterator[Tile]
         yield Tile("Time per step", duration(steps[-1].value), ", ".join(["last step", *spent]))
     if detail.summary.duration_s is not None:
         yield Tile("Duration", duration(detail.summary.duration_s))
-
-
-def _page_start(words: Words) -> int:
-    given = word(words, "validation") or "0"
-    if not (given.isascii() and given.isdigit() and len(given) < 7):
-        raise OsmosisError(f"'validation' is the number of an attempt, not {given[:20]!r}.")
-    return int(given)
 
 
 def _validated(view: Viewing, run: str, start: int) -> Mapping[str, Any]:
@@ -361,8 +350,7 @@ def _smoothing(words: Words) -> float:
 def _charts(curves: TrainingCurves, smoothing: float) -> Iterator[SvgChart]:
     # There may be many warnings: where there is no room for all marks, they are left out.
     room = sorted(curves.marks, key=lambda mark: mark.kind == "warning")[:_MOST_MARKS]
-    ordered = sorted(room, key=lambda mark: mark.step)
-    marks = [ChartMark(mark.step, mark.kind, mark.text) for mark in ordered]
+    marks = sorted(room, key=lambda mark: mark.step)
     for place, (title, keys) in enumerate(_CHARTS):
         if TRAINING_LOSS in keys and not curves.is_supervised:
             continue  # the loss of a policy gradient says nothing about the policy

@@ -193,7 +193,7 @@ def refusal(url: str, response: httpx.Response) -> Exception:
     elif status == 413:
         hint = "the file is too large for the store"
     elif status == 507:
-        hint = "the platform's disk is full; nothing was stored"
+        hint = "the platform's disk is full or failing, or a quota is used up; nothing was stored"
     error = TransferError(
         f"{shown(url)} returned HTTP {status}.", status=status, details={"status_code": status}, hint=hint
     )

@@ -130,7 +130,7 @@ def as_api_error(error: Exception, request: Request) -> ApiError:
         return ApiError(503, "DATABASE_BUSY", as_sentence(error), headers=_RETRY_LATER)
     if isinstance(error, StorageFullError) or (isinstance(error, OSError) and is_disk_full(error)):
         logger.error("%s", as_sentence(error) if isinstance(error, OsmosisError) else error)
-        return ApiError(507, "STORAGE_FULL", "the platform's disk is full: nothing was saved.")
+        return ApiError(507, "STORAGE_FULL", "the platform's disk is full or failing: nothing was saved.")
     if isinstance(error, BlobStoreError):
         logger.error("%s", as_sentence(error))
         message = "the platform's file store is unavailable; its log has the reason. Try again later."

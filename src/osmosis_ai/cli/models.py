@@ -42,11 +42,6 @@ _NEVER = "not deployed"
 
 LoraArgument = Annotated[
     str,
-    typer.Argument(help="LoRA model, as NAME or BASE:NAME.", autocompletion=complete_model),
-]
-
-LoraOrRunArgument = Annotated[
-    str,
     typer.Argument(
         help="LoRA model, as NAME or BASE:NAME, or training run with one deployed adapter.",
         autocompletion=complete_model,
@@ -129,7 +124,7 @@ def _lora_models(client: PlatformClient, limit: int, everything: bool) -> ListRe
 
 
 @app.command("info")
-def info(model: LoraOrRunArgument) -> DetailResult:
+def info(model: LoraArgument) -> DetailResult:
     """Show the origin and deployment of a LoRA model.
 
     Examples:
@@ -250,7 +245,7 @@ def _deployment_result(
 
 
 @app.command("undeploy")
-def undeploy(model: LoraOrRunArgument, yes: YesOption = False) -> OperationResult:
+def undeploy(model: LoraArgument, yes: YesOption = False) -> OperationResult:
     """Undeploy a LoRA model.
 
     Undeploying twice changes nothing. On a terminal, the command asks for confirmation.

@@ -132,16 +132,14 @@ def _ask_by_name_or_run(client: PlatformClient, name: str, ask: Callable[[str], 
         if error.status != 404:
             raise
         listed = list_lora_models(client, limit=DEFAULT_LIMIT, everything=True).items
-        of_run = {each.model_name: each for each in listed if each.training_run_name == name}
-        deployed = [found for found, each in of_run.items() if found and each.deployment_status == "active"]
-        if not of_run:
+        adapters = [each for each in listed if each.training_run_name == name]
+        if not adapters:
             raise
-        if len(deployed) != 1:
-            raise NotFoundError(
-                f"The run {name} has {len(deployed) or 'no'} deployed adapters.",
-                hint=f"name an adapter: {', '.join(deployed or map(str, of_run))}",
-            ) from None
-    return ask(deployed[0])
+    deployed = [each for each in adapters if each.deployment_status == "active"]
+    if len(deployed) == 1:
+        return ask(deployed[0].model_name or deployed[0].id)
+    names = ", ".join(each.model_name or each.id for each in deployed or adapters)
+    raise NotFoundError(f"The run {name} has {len(deployed)} deployed adapters.", hint=f"name one: {names}")
 
 
 def _is_base_of(client: PlatformClient, base: str, name: str) -> bool:
@@ -177,7 +175,7 @@ class ModelDownloader:
         cls, client: PlatformClient, name: str, *, workspace: WorkspaceDirectory, output: Path | None
     ) -> ModelDownloader:
         """Look up an adapter's files and decide on its folder (default: in ``.osmosis/models``); writes nothing."""
-        listed = ask_by_name(client, name, lambda named: _files_of(client, named))
+        listed = _ask_by_name_or_run(client, name, lambda named: _files_of(client, named))
         _check_listing(listed)
         default = workspace.state_dir / "models" / safe_name(listed.model_name)
         return cls(client, listed, default if output is None else expanded(output).absolute(), workspace)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from shlex import quote
@@ -72,10 +73,8 @@ def explain_local_run(error: PlatformError) -> bool:
     """Whether a call for an evaluation found nothing because it is a local run; the error then says so."""
     from osmosis_ai.evaluation.manifest import Manifest
 
-    rest = (error.path or "").removeprefix(f"{_LISTS['eval'].path}/")
-    name, _, below = rest.partition("/")
-    name = unquote(name)
-    if rest == error.path or below not in ("", "stop", "logs") or not can_be_path(name):
+    found = re.fullmatch(rf"{_LISTS['eval'].path}/([^/]+)(/stop|/logs)?", error.path or "")
+    if found is None or not can_be_path(name := unquote(found[1])):
         return False
     try:
         directory = find_workspace(require_scaffold=False).evals_dir / name
@@ -84,8 +83,8 @@ def explain_local_run(error: PlatformError) -> bool:
         return False
     error.message = f"Run '{name}' is on this machine, not on the platform."
     error.hint = f"its files are in {directory}"
-    if isinstance(config, str):
-        again = f"`osmosis eval run {quote(config)} --name {quote(name)}`"
+    if config:
+        again = f"`osmosis eval run {quote(str(config))} --name {quote(name)}`"
         error.hint += f"; {again} continues it, and with --retry-failed repeats failed attempts"
     return True
 

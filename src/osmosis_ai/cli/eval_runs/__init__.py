@@ -28,8 +28,6 @@ from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.ui.numbers import amount
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.cli.runs import RunView
     from osmosis_ai.evaluation.hooks import RunSummary

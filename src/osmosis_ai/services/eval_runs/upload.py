@@ -35,7 +35,6 @@ from osmosis_ai.services.runs.lifecycle import RUN_PATHS, item_path
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.transfer import BlobClient
-    from osmosis_ai.evaluation.results import AttemptTable
 
 
 _BLOCK_BYTES = 1 << 20

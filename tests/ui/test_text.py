@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from osmosis_ai.ui.markdown import code, markdown
 from osmosis_ai.ui.pages import templates
-from osmosis_ai.ui.terminal_text import ansi, plain, without_sequences
-from osmosis_ai.ui.text import visible
+from osmosis_ai.ui.text import ansi, plain, visible, without_sequences
 
 HOSTILE = [
     *("<script>alert(1)</script>", "</script></code></pre><script>", "[a](javascript:alert(1))"),

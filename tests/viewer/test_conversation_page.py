@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.ui.terminal_text import plain, removed_words, without_sequences
+from osmosis_ai.ui.text import plain, removed_words, without_sequences
 from osmosis_ai.viewer.access import Viewing
 from osmosis_ai.viewer.pages import conversation as page_module
 from tests.viewer.browsing import page_of, page_text, text_by_class, visitor

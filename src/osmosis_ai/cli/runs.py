@@ -65,7 +65,7 @@ from osmosis_ai.services.runs.lifecycle import (
 from osmosis_ai.services.runs.secrets import SecretSource
 from osmosis_ai.ui.numbers import amount
 from osmosis_ai.ui.run_numbers import execution_rows
-from osmosis_ai.ui.terminal_text import told_without_sequences
+from osmosis_ai.ui.text import told_without_sequences
 from osmosis_ai.viewer.source import Outcome
 from osmosis_ai.workspace.config_files import TrainingConfig, require_config_file
 from osmosis_ai.workspace.secrets_file import read_secrets_file

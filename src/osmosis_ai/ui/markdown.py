@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
-from osmosis_ai.ui.terminal_text import removed_remark, without_sequences
-from osmosis_ai.ui.text import visible
+from osmosis_ai.ui.text import removed_remark, visible, without_sequences
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt

@@ -18,8 +18,7 @@ from markupsafe import Markup
 
 from osmosis_ai.ui import numbers
 from osmosis_ai.ui.markdown import code, markdown
-from osmosis_ai.ui.terminal_text import ansi
-from osmosis_ai.ui.text import visible
+from osmosis_ai.ui.text import ansi, visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment

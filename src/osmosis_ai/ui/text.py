@@ -1,9 +1,14 @@
-"""Safe display of untrusted text."""
+"""Safe display of untrusted text, with terminal sequences or without."""
 
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
+from itertools import islice
+from typing import NamedTuple
+
+from markupsafe import Markup, escape
 
 # Zero width, directions (Unicode Standard Annex 9), separators of lines, and tags, which no screen shows.
 _RANGES = (
@@ -36,3 +41,122 @@ def visible(text: str) -> str:
     # Two passes of C over the text; few texts need the second.
     shown = text.replace("\r\n", "\n")
     return shown if shown.isascii() and shown.isprintable() else shown.translate(_MARKS)
+
+
+# Behind an introducer of 8 bits: no part of a letter is before it.
+_ALONE = r"(?<![\x80-\xff].)"
+_SEQUENCE = re.compile(
+    rf"(?:\x1b\[|\x9b{_ALONE}(?=[0-?]+[@-~]))(?P<parameters>[0-?]*)[ -/]*(?P<final>[@-~])"
+    r"|\x1b[\]PX^_][^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?|\x1b[ -/]*[0-~]"
+    # It ends before the next begins, so that many without an end are not each read to the end of the line.
+    rf"|(?:\x9d{_ALONE}[0-9]+;|\x90{_ALONE}[0-?]*[ -/]*[@-~])[^\x07\x1b\x90\x9b-\x9d\n]*(?:\x07|\x1b\\|\x9c)"
+)
+_WORDS = {"1": "ansi-bold", "3": "ansi-italic", "4": "ansi-underlined"}
+_ENDS = {"22": "ansi-bold", "23": "ansi-italic", "24": "ansi-underlined"}
+
+
+class CleanText(NamedTuple):
+    """Text without sequences, and the number of those that were not colours."""
+
+    text: str
+    removed: int
+
+
+def without_sequences(text: str) -> CleanText:
+    """Remove all sequences; those other than colours are counted."""
+    removed = sum(not _is_colour(found) for found in _SEQUENCE.finditer(text))
+    return CleanText(_SEQUENCE.sub("", text), removed)
+
+
+def plain(text: str) -> str:
+    """Return text that is safe in any terminal: no sequences, invisible characters as marks."""
+    return visible(without_sequences(text).text)
+
+
+def removed_words(removed: int) -> str:
+    """Return ``2 terminal sequences removed``; "" for none."""
+    return f"{removed:,} terminal sequence{'s' * (removed != 1)} removed" if removed else ""
+
+
+def told_without_sequences(text: str) -> str:
+    """Remove all sequences and note the number at the end."""
+    left, removed = without_sequences(text)
+    return f"{left} ({removed_words(removed)})" if removed else left
+
+
+def removed_remark(removed: int) -> Markup:
+    return Markup('<span class="removed">{}</span>').format(removed_words(removed)) if removed else Markup("")
+
+
+def ansi(text: str, *, coloured: bool = True) -> Markup:
+    """Return HTML with colours as classes, or without, and a note about removed sequences."""
+    parts: list[str] = []
+    style: dict[str, None] = {}
+    end = removed = 0
+    for found in _SEQUENCE.finditer(text):
+        parts.append(_span(text[end : found.start()], style))
+        end = found.end()
+        if not _is_colour(found):
+            removed += 1
+        elif coloured:
+            _restyle(style, found["parameters"])
+    parts.append(_span(text[end:], style))
+    return Markup("".join(parts)) + removed_remark(removed)
+
+
+def _is_colour(found: re.Match[str]) -> bool:
+    return found["final"] == "m" and found["parameters"][:1] not in ("<", "=", ">", "?")
+
+
+def _span(text: str, style: dict[str, None]) -> str:
+    shown = escape(visible(text))
+    return f'<span class="{" ".join(style)}">{shown}</span>' if text and style else str(shown)
+
+
+def _restyle(style: dict[str, None], parameters: str) -> None:
+    """Apply SGR codes to ``style`` (an ordered set of classes); backgrounds are ignored."""
+    given = iter(re.split("[;:]", parameters))
+    for code in given:
+        if code.lstrip("0") == "":
+            style.clear()
+        elif code in _WORDS:
+            style[_WORDS[code]] = None
+        elif code in _ENDS:
+            style.pop(_ENDS[code], None)
+        elif code in ("38", "48"):
+            form = next(given, "")
+            colour = _extended(form, list(islice(given, {"5": 1, "2": 3}.get(form, 0))))
+            if code == "38":
+                _recolour(style, colour)
+        elif re.fullmatch("[39][0-7]|39", code):
+            _recolour(style, int(code[1]) + 8 * (code[0] == "9") if code != "39" else None)
+
+
+def _recolour(style: dict[str, None], colour: int | None) -> None:
+    for known in [each for each in style if each[5:].isdigit()]:
+        del style[known]
+    if colour is not None:
+        style[f"ansi-{colour}"] = None
+
+
+def _extended(form: str, parameters: list[str]) -> int | None:
+    """Return the nearest of 16 colours for a 256-colour (form 5) or 24-bit (form 2) code; None if invalid."""
+    numbers = [int(each) if re.fullmatch("[0-9]{1,3}", each) else 0 for each in parameters]
+    if form == "2" and len(numbers) == 3:
+        return _nearest(*numbers)
+    if form != "5" or not numbers:
+        return None
+    index = numbers[0]
+    if index < 16:
+        return index
+    if index >= 232:
+        return _nearest(*[8 + 10 * (index - 232)] * 3)
+    return _nearest(*(51 * ((index - 16) // place % 6) for place in (36, 6, 1)))
+
+
+def _nearest(red: int, green: int, blue: int) -> int:
+    most = max(red, green, blue)
+    if most < 64:
+        return 0
+    bits = sum((each * 2 > most) << place for place, each in enumerate((red, green, blue)))
+    return bits + (8 if most > 191 else 0)

@@ -19,10 +19,9 @@ from threading import Lock
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.base import RequestResponseEndpoint
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.requests import HTTPConnection
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import write_atomic
@@ -142,7 +141,11 @@ def viewer_app(
         return reply
 
     app.add_middleware(GZipMiddleware, minimum_size=_SMALLEST_GZIPPED_BYTES)
-    app.add_middleware(_Door, keys=keys, hosts=hosts)
+
+    @app.middleware("http")
+    async def door(request: Request, page: RequestResponseEndpoint) -> Response:
+        return _refusal(request, keys, hosts) or await page(request)
+
     return app
 
 
@@ -160,36 +163,22 @@ def _said(text: str, status: int, more: Mapping[str, str] | None = None) -> Resp
     return Response(text, status, media_type="text/plain; charset=utf-8", headers=headers)
 
 
-class _Door:
-    """Accepts requests that name this server and have a session."""
-
-    def __init__(self, app: ASGIApp, *, keys: ViewerKeys, hosts: frozenset[str]) -> None:
-        self._app = app
-        self._keys = keys
-        self._hosts = hosts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(scope) if scope["type"] == "http" else None
-        if refusal is not None:
-            await refusal(scope, receive, send)
-        elif scope["type"] in ("http", "lifespan"):
-            await self._app(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> Response | None:
-        asked = HTTPConnection(scope)
-        host, origin = asked.headers.get("host", "").lower(), asked.headers.get("origin")
-        if host not in self._hosts:
-            return turned_away("This viewer has another address.")
-        if scope["method"] not in ("GET", "HEAD") and origin not in (None, f"http://{host}"):
-            return turned_away("This request came from another page.")
-        path: str = scope["path"]
-        if path == OPEN_PATH or path.startswith(f"{_ASSETS}/"):
-            return None
-        if scope["method"] not in ("GET", "HEAD") and origin is None:
-            return turned_away("This request did not come from a page of this viewer.")
-        if self._keys.is_in(asked.cookies.get(cookie_name(asked.url.port), "")):
-            return None
-        return turned_away("This browser has no session, or it stores no cookies.")
+def _refusal(asked: Request, keys: ViewerKeys, hosts: frozenset[str]) -> Response | None:
+    """Return the reply to a request that does not name this server, or has no session."""
+    host, origin = asked.headers.get("host", "").lower(), asked.headers.get("origin")
+    reads = asked.method in ("GET", "HEAD")
+    if host not in hosts:
+        return turned_away("This viewer has another address.")
+    if not reads and origin not in (None, f"http://{host}"):
+        return turned_away("This request came from another page.")
+    path: str = asked.scope["path"]
+    if path == OPEN_PATH or path.startswith(f"{_ASSETS}/"):
+        return None
+    if not reads and origin is None:
+        return turned_away("This request did not come from a page of this viewer.")
+    if keys.is_in(asked.cookies.get(cookie_name(asked.url.port), "")):
+        return None
+    return turned_away("This browser has no session, or it stores no cookies.")
 
 
 _FOLDER = "viewers"

@@ -17,7 +17,7 @@ from osmosis_ai.cli.output.results import (
     Text,
     Tone,
 )
-from osmosis_ai.ui.terminal_text import plain, removed_words, without_sequences
+from osmosis_ai.ui.text import plain, removed_words, without_sequences
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.conversation import Conversation, ToolExchange

@@ -20,16 +20,12 @@ from osmosis_ai.viewer.queries import Words, query_string, word
 from osmosis_ai.viewer.source import SORTED_BY, Outcome, RunEntry, SampleEntry, SampleQuery
 
 RUNS_A_PAGE = 50
-_SUBMIT = "osmosis eval submit configs/eval/NAME.toml"
-_RUN = ("osmosis eval run configs/eval/NAME.toml", "osmosis demo")
-PLATFORM_COMMANDS: dict[RunKind | None, Sequence[str]] = {
-    None: (_SUBMIT,),
-    "eval": (_SUBMIT,),
+PLATFORM_COMMANDS: dict[RunKind, Sequence[str]] = {
+    "eval": ("osmosis eval submit configs/eval/NAME.toml",),
     "training": ("osmosis train submit configs/training/NAME.toml",),
 }
-LOCAL_COMMANDS: dict[RunKind | None, Sequence[str]] = {
-    None: _RUN,
-    "eval": _RUN,
+LOCAL_COMMANDS: dict[RunKind, Sequence[str]] = {
+    "eval": ("osmosis eval run configs/eval/NAME.toml", "osmosis demo"),
     "rubric": ("osmosis eval rubric -d DATA -r @RUBRIC.md --model MODEL",),
 }
 """Commands that create the first run of an empty list."""
@@ -55,7 +51,7 @@ def runs(view: Viewing, words: queries.Words, *, kind: RunKind | None = None) ->
             "address": lambda **more: here + queries.query_string(filters, **more),
             "filtered": queries.is_filtered(filters),
             "narrowed": queries.is_filtered(filters, "q", "status") or query.archived,
-            "commands": (LOCAL_COMMANDS if view.is_local else PLATFORM_COMMANDS).get(kind, ()),
+            "commands": (LOCAL_COMMANDS if view.is_local else PLATFORM_COMMANDS).get(kind or "eval", ()),
             "compares": kind != "rubric" and bool(found.items),
             "compared": kind or "eval",
             "compare": view.href("compare"),

@@ -36,7 +36,7 @@ def drawn(name: str = "judge") -> list[SvgChart]:
     series = [ChartSeries(name, points), ChartSeries("other", points[:1])]
     return [
         histograms([(name, np.array([0.0, 0.5, 1.0, NAN]))], low=0, high=1, label=name, axis="score"),
-        forest([name, "b"], series, label=name, axis="share", lines=(0.5,), number=number),
+        forest("judge", list(zip([name, "b"], points, strict=True)), label=name, axis="share", line=0.5),
         scatter(series, low=0, high=1, label=name, axes=(name, "y"), number=number),
         line(
             [*series, ChartSeries(name, [ChartPoint(1, 0.5, hollow=True)])],
@@ -71,8 +71,8 @@ def test_a_chart_is_sound_svg_without_script_or_style(name: str) -> None:
 def test_each_number_is_in_the_table_under_its_chart() -> None:
     counts, measures, points, *others = drawn()
     assert [list(row) for row in counts.rows] == [["0", "1"], ["0.5", "1"], ["1", "1"]]
-    assert list(measures.rows[0]) == ["judge, judge", "0.20", "0.10", "0.30"]
-    assert list(measures.rows[1]) == ["b, judge", "0.70", "–", "–"]
+    assert list(measures.rows[0]) == ["judge, judge", "0.200", "0.100", "0.300"]
+    assert list(measures.rows[1]) == ["b, judge", "0.700", "–", "–"]
     assert list(points.rows[0]) == ["judge", "0.20", "0.00", "0.10", "0.30", "5"]
     curves, counted, times = others
     assert list(curves.rows[0]) == [

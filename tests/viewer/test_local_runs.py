@@ -499,14 +499,16 @@ def test_large_conversation_download(local: LocalPlace, monkeypatch: pytest.Monk
     assert pages.get(f"{raw}?as=film").status_code == 400
 
 
-def test_conversation_search_resumes_after_time_limit(local: LocalPlace) -> None:
+def test_conversation_search_resumes_after_time_limit(
+    local: LocalPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversations, "MOST_SECONDS", 0.0)
     local.start("run", rows=4, n=1, records=[sample_record(row, 0, 1.0) for row in range(4)])
     for row in range(4):
         leave_conversation(local, row, "wanted")
     query, seen, cursor, scans = SampleQuery(text="wanted"), list[int](), None, 0
     while scans == 0 or cursor is not None:
-        seconds = iter([0.0, conversations.MOST_SECONDS])
-        found = search_conversations(local.source, "run", query, cursor=cursor, clock=seconds.__next__)
+        found = search_conversations(local.source, "run", query, cursor=cursor)
         seen += [sample.row for sample in found.page.items]
         cursor, scans = found.page.next, scans + 1
         assert found.looked_at == 1

@@ -286,39 +286,27 @@ _ENDS = ("Interval from", "to")
 
 
 def forest(
-    names: Sequence[str],
-    measures: Sequence[ChartSeries],
-    *,
-    label: str,
-    axis: str,
-    lines: Sequence[float],
-    number: Written,
+    measure: str, points: Sequence[tuple[str, ChartPoint]], *, label: str, axis: str, line: float
 ) -> SvgChart:
-    """Return values with intervals, one row for each of ``names``."""
-    points = [point for measure in measures for point in measure.points]
-    least = min([*lines, *(point.x if point.low is None else point.low for point in points)])
-    most = max([*lines, *(point.x if point.high is None else point.high for point in points)])
-    margin = 0.04 * (most - least)
-    drawing = Drawing(least - margin, most + margin)
-    x = drawing.x
-    height = 30 + 18 * len(measures)
-    bottom = height * len(names) + 4
-    for row, name in enumerate(names):
-        drawing.title(name, row * height + 18)
-    for line in lines:
-        drawing.path("limit", f"M{x(line)} 0V{bottom}")
-    rows: list[list[str]] = []
-    for place, measure in enumerate(measures):
-        for point in measure.points:
-            y = point.y * height + 34 + 18 * place
-            if ends := point.interval:
-                drawing.path(f"line-{colour(place)}", f"M{x(ends[0])} {y:g}H{x(ends[1])}")
-            drawing.mark(place, x.place(point.x), y)
-            named = f"{names[int(point.y)]}, {measure.name}"
-            rows.append([named, *map(number, (point.x, point.low, point.high))])
-    head = (axis.capitalize(), "Value", *_ENDS)
-    drawing.name(measures)
-    return drawing.chart(label, axis, bottom, head, rows)
+    """Return values along x with intervals, a row each, and a line."""
+    ends = [line, *(end for _, point in points for end in (point.x, *(point.interval or ())))]
+    margin = 0.04 * (max(ends) - min(ends))
+    drawing = Drawing(min(ends) - margin, max(ends) + margin)
+    x, bottom = drawing.x, 48 * len(points) + 4
+    for row, (name, _) in enumerate(points):
+        drawing.title(name, row * 48 + 18)
+    drawing.path("limit", f"M{x(line)} 0V{bottom}")
+    for row, (_, point) in enumerate(points):
+        y = row * 48 + 34
+        if point.interval:
+            drawing.path(f"line-{colour(0)}", f"M{x(point.interval[0])} {y}H{x(point.interval[1])}")
+        drawing.mark(0, x.place(point.x), y)
+    rows = [
+        [f"{name}, {measure}", *map(numbers.number, (point.x, point.low, point.high))]
+        for name, point in points
+    ]
+    drawing.key(measure, mark(0, 7, 7))
+    return drawing.chart(label, axis, bottom, (axis.capitalize(), "Value", *_ENDS), rows)
 
 
 def scatter(

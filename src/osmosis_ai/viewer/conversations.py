@@ -7,7 +7,7 @@ import io
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from itertools import chain
 from typing import Any
@@ -259,16 +259,12 @@ class SearchedConversations:
 
 
 def search_conversations(
-    source: RunSource,
-    run: str,
-    query: SampleQuery,
-    *,
-    cursor: str | None,
-    clock: Callable[[], float] = time.monotonic,
+    source: RunSource, run: str, query: SampleQuery, *, cursor: str | None
 ) -> SearchedConversations:
     """Search for ``query.text`` in the conversations that match the rest of the query."""
     wanted, rest = query.text.casefold(), replace(query, text="")
-    began, found, looked, read, too_large, without = clock(), list[SampleEntry](), 0, 0, 0, 0
+    until, found = time.monotonic() + MOST_SECONDS, list[SampleEntry]()
+    looked = read = too_large = without = 0
     piece = source.samples(run, rest, limit=MOST_SAMPLES, cursor=cursor)
     first = last = piece.items[0] if piece.items else None
     conversations = source.read_conversations(run, piece.items, max_bytes=LARGEST_CONVERSATION_BYTES)
@@ -282,7 +278,7 @@ def search_conversations(
             looked, read = looked + 1, read + stored.size
             if contains_text(stored.content, wanted):
                 found.append(sample)
-        if read >= MOST_BYTES or clock() - began >= MOST_SECONDS:
+        if read >= MOST_BYTES or time.monotonic() >= until:
             break
     if last is not None and last is not piece.items[-1]:
         # Files may be large, so the next scan resumes within the requested range.

@@ -75,9 +75,7 @@ class RunPlaces:
         self._folders = {}
         own = "rubric" if is_result(self._root) else kind_of(self._root)
         roots = [root for root in (self._root, self._results) if root is not None]
-        found = (
-            [(own, self._root)] if own is not None else [run for root in roots for run in self._walk(root)]
-        )
+        found = [run for root in roots for run in self._walk(root)] if own is None else [(own, self._root)]
         places: dict[tuple[RunKind, str], RunPlace] = {}
         for kind, path in sorted(found, key=lambda run: (run[0] != "rubric", run[1].parent, run[1].name)):
             name = path.name.removesuffix(".json") if kind == "rubric" else path.name
@@ -139,13 +137,8 @@ def irregular_file(directory: Path) -> str | None:
 def namesakes(place: RunPlace, places: Sequence[RunPlace]) -> list[str]:
     """Return the names of the archived versions of a run, newest first."""
     name = name_before_archiving(place.path.name)
-    found = [
-        each
-        for each in places
-        if name_before_archiving(each.path.name) == name
-        and (each.kind, each.path.parent) == (place.kind, place.path.parent)
-        and each != place
-    ]
+    beside = [each for each in places if each.path.parent == place.path.parent and each.kind == place.kind]
+    found = [each for each in beside if name_before_archiving(each.path.name) == name and each != place]
     found.sort(key=lambda each: (not is_archive(each.path.name), each.path.name), reverse=True)
     return [each.name for each in found]
 

@@ -101,8 +101,7 @@ def options_of(words: Words) -> compare.CompareOptions:
 
 def _forest(comparison: compare.RunComparison) -> SvgChart | None:
     """Return the deciding difference of each candidate and its slices, with a line at zero."""
-    names: list[str] = []
-    points: list[ChartPoint] = []
+    points: list[tuple[str, ChartPoint]] = []
     for candidate in comparison.candidates:
         deciding = next(each for each in candidate.changes if each.metric == comparison.metric)
         named = [(candidate.name, deciding)]
@@ -111,20 +110,16 @@ def _forest(comparison: compare.RunComparison) -> SvgChart | None:
         ]
         for name, change in named:
             if change.change is not None:
-                points.append(
-                    ChartPoint(change.change.value, len(names), change.change.low, change.change.high)
-                )
-                names.append(name)
+                found = change.change
+                points.append((name, ChartPoint(found.value, 0, found.low, found.high)))
     if not points:
         return None
-    none = 1.0 if deciding.described.scale == "amount" else 0.0
     return forest(
-        names,
-        [ChartSeries(comparison.metric, points)],
+        comparison.metric,
+        points,
         label=f"Difference of {comparison.metric} from {comparison.baseline.name}, with intervals; dotted at none",
         axis=f"difference of {comparison.metric}",
-        lines=(none,),
-        number=numbers.number,
+        line=1.0 if deciding.described.scale == "amount" else 0.0,
     )
 
 

@@ -36,13 +36,8 @@ from osmosis_ai.evaluation.metrics import RunScore
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.files import size_of
 from osmosis_ai.rubric.documents import read_result
+from osmosis_ai.training.runs import metrics
 from osmosis_ai.training.runs.curves import RecordedTraining
-from osmosis_ai.training.runs.metrics import (
-    TRAINING_REWARD,
-    VALIDATION_REWARD,
-    VALIDATION_REWARD_HIGH,
-    VALIDATION_REWARD_LOW,
-)
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.ui.numbers import parse_date
 from osmosis_ai.viewer.local_runs import RunKind, RunPlace, RunPlaces
@@ -232,7 +227,7 @@ def read_training(path: Path, name: str) -> ReadRun:
         return ReadRun(RunDetail(entry, problems=(error.message,)))
     running = directory.is_running()
     recorded = RecordedTraining.read(directory)
-    reward, total = recorded.newest(VALIDATION_REWARD), recorded.total_steps
+    reward, total = recorded.newest(metrics.VALIDATION_REWARD), recorded.total_steps
     of_validation = reward is not None
     finished = bool(recorded.records) and (total is None or recorded.last_step >= total)
     ended = None if running else recorded.ended_at
@@ -241,9 +236,9 @@ def read_training(path: Path, name: str) -> ReadRun:
         entry,
         status="running" if running else "finished" if finished else "incomplete",
         ended_at=ended,
-        reward=reward if of_validation else recorded.newest(TRAINING_REWARD),
-        reward_low=recorded.newest(VALIDATION_REWARD_LOW) if of_validation else None,
-        reward_high=recorded.newest(VALIDATION_REWARD_HIGH) if of_validation else None,
+        reward=reward if of_validation else recorded.newest(metrics.TRAINING_REWARD),
+        reward_low=recorded.newest(metrics.VALIDATION_REWARD_LOW) if of_validation else None,
+        reward_high=recorded.newest(metrics.VALIDATION_REWARD_HIGH) if of_validation else None,
         duration_s=(ended - entry.started_at).total_seconds() if ended and entry.started_at else None,
         error=recorded.problems[0] if recorded.problems else None,
     )

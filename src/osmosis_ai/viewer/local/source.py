@@ -42,19 +42,7 @@ from osmosis_ai.files import open_regular, size_of
 from osmosis_ai.sqlite_text import ESCAPE, HOLDS, bindable, like_pattern, teach_holds
 from osmosis_ai.training.runs.curves import RecordedTraining, TrainingCurves
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
-from osmosis_ai.viewer.local.run_files import (
-    ReadRun,
-    RunList,
-    commands_of,
-    facts_of,
-    read_evaluation,
-    read_session,
-    read_training,
-    secret_names,
-    session_detail,
-    training_detail,
-    with_time_so_far,
-)
+from osmosis_ai.viewer.local import run_files
 from osmosis_ai.viewer.local_runs import RunKind, RunPlace, RunPlaces, namesakes
 from osmosis_ai.viewer.source import (
     SORTED_BY,
@@ -487,7 +475,7 @@ class LocalSource:
     def __init__(self, root: Path, *, cache_dir: Path, patience_s: float | None = None) -> None:
         self._patience_s = patience_s
         self._places = RunPlaces(root, results=cache_dir / "eval_result")
-        self._list = RunList(self._places, patience_s=patience_s)
+        self._list = run_files.RunList(self._places, patience_s=patience_s)
         self._lock = RLock()
         self._indexes = _OpenRuns[AttemptIndex]()
         self._followed = _OpenRuns[LocalResults]()
@@ -506,9 +494,9 @@ class LocalSource:
         if kind == "eval":
             detail = self._evaluation_detail(place)
         elif kind == "training":
-            detail = training_detail(read_training(place.path, name), place.path)
+            detail = run_files.training_detail(run_files.read_training(place.path, name), place.path)
         else:
-            detail = session_detail(*read_session(place.path, name), File=str(place.path))
+            detail = run_files.session_detail(*run_files.read_session(place.path, name), File=str(place.path))
         entry, previous = self._list.in_its_series(detail.summary)
         return replace(
             detail, summary=entry, previous=previous, namesakes=namesakes(place, self._places.all())
@@ -633,7 +621,7 @@ class LocalSource:
 
     def _evaluation_detail(self, place: RunPlace) -> RunDetail:
         known = self._evaluation(place)
-        detail = replace(known.detail, facts=facts_of(known, place.path))
+        detail = replace(known.detail, facts=run_files.facts_of(known, place.path))
         if known.manifest is None:
             return detail
         samples, progress = self._samples(place)
@@ -644,22 +632,22 @@ class LocalSource:
             problems.append(_PARTLY_READ.format(share=progress))
         return replace(
             detail,
-            summary=with_time_so_far(detail.summary),
+            summary=run_files.with_time_so_far(detail.summary),
             config_written=read_config(samples.directory),
             config_effective=known.manifest.inputs,
-            secret_names=secret_names(known.manifest),
+            secret_names=run_files.secret_names(known.manifest),
             failures=samples.failures(),
             rewards=samples.rewards(),
             problems=problems,
-            commands=commands_of(known, place.path),
+            commands=run_files.commands_of(known, place.path),
             decided=decided,
             columns=_columns(place.path),
         )
 
-    def _evaluation(self, place: RunPlace) -> ReadRun:
+    def _evaluation(self, place: RunPlace) -> run_files.ReadRun:
         follow = partial(self._followed.of, place.path, LocalResults, LocalResults.is_current)
         with self._lock:
-            return read_evaluation(place.path, place.name, follow=follow)
+            return run_files.read_evaluation(place.path, place.name, follow=follow)
 
     def _samples(self, place: RunPlace) -> tuple[AttemptIndex, float | None]:
         with self._lock:

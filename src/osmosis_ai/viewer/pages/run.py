@@ -12,16 +12,8 @@ from typing import Any
 from osmosis_ai.decisions.samples import RunSlice, run_slices
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.metrics import LEAST_SCORED, RunScore, describe_few_scored
+from osmosis_ai.training.runs import metrics
 from osmosis_ai.training.runs.curves import LEAST_WORDS, TrainingCurves, ViewedCurve, after_steps
-from osmosis_ai.training.runs.metrics import (
-    DROPPED,
-    TITLES,
-    TRAINING_LOSS,
-    TRAINING_REWARD,
-    VALIDATION_LOSS,
-    VALIDATION_PASS_RATE,
-    VALIDATION_REWARD,
-)
 from osmosis_ai.ui import numbers
 from osmosis_ai.ui.charts import ChartPoint, ChartSeries, SvgChart, counted_histogram, line
 from osmosis_ai.ui.numbers import compact, duration, interval, money, number, percent
@@ -217,14 +209,14 @@ _CHARTS: Sequence[tuple[str, Sequence[str]]] = (
     ("Training reward", ("rollout/raw_reward",)),
     ("Validation reward", ("eval/validation/reward",)),
     ("Validation pass rate", ("eval/validation/pass_rate",)),
-    ("Loss (nats per token)", (TRAINING_LOSS, VALIDATION_LOSS)),
+    ("Loss (nats per token)", (metrics.TRAINING_LOSS, metrics.VALIDATION_LOSS)),
     ("KL (nats per token)", ("train/kl_sampler", "train/kl_base")),
     ("Entropy (nats per token)", ("train/entropy_loss",)),
     ("Length (tokens)", ("rollout/response_lengths", "rollout/total_lengths")),
-    ("Unused (share)", ("rollout/zero_variance_fraction", DROPPED)),
+    ("Unused (share)", ("rollout/zero_variance_fraction", metrics.DROPPED)),
     ("Cut off (share of rollouts)", ("rollout/truncated_ratio", "rollout/timed_out_ratio")),
     ("Learner and server, log-probability gap", ("train/logprob_gap_mean", "train/logprob_gap_max")),
-    ("Time of a step (s)", [key for key in TITLES if key.startswith("time/")]),
+    ("Time of a step (s)", [key for key in metrics.TITLES if key.startswith("time/")]),
 )
 """Charts and their titles; the first two show marks."""
 MAIN_CHARTS = 3
@@ -267,7 +259,7 @@ def shown_training(
         "MAIN_CHARTS": MAIN_CHARTS,
         "FOLDED": FOLDED,
         "curves": curves,
-        "has_steps": bool(curves.points(TRAINING_REWARD)) or curves.is_supervised,
+        "has_steps": bool(curves.points(metrics.TRAINING_REWARD)) or curves.is_supervised,
         "hollow": after_steps(curves.hollow_validations()),
         "least": LEAST_WORDS,
         "charts": list(_charts(curves, smoothing)) if draws else [],
@@ -279,8 +271,8 @@ def shown_training(
 
 
 def _training_tiles(detail: RunDetail, curves: TrainingCurves) -> Iterator[Tile]:
-    validated = [point for point in curves.points(VALIDATION_PASS_RATE) if isfinite(point.value)]
-    rewards = [point for point in curves.points(VALIDATION_REWARD) if isfinite(point.value)]
+    validated = [point for point in curves.points(metrics.VALIDATION_PASS_RATE) if isfinite(point.value)]
+    rewards = [point for point in curves.points(metrics.VALIDATION_REWARD) if isfinite(point.value)]
     if validated:
         first, best = validated[0], max(validated, key=lambda point: point.value)
         yield Tile("Validation pass rate", percent(validated[-1].value), f"{percent(first.value)} at first")
@@ -293,10 +285,13 @@ def _training_tiles(detail: RunDetail, curves: TrainingCurves) -> Iterator[Tile]
         newest = curves.headline.scored_words if curves.headline is not None else None
         scored = newest and f"{newest} scored"
         yield Tile("Validation reward", number(last.value), "; ".join(filter(None, (limits, scored))))
-    for title, key in (("Validation loss", VALIDATION_LOSS), ("Training loss", TRAINING_LOSS)):
+    for title, key in (
+        ("Validation loss", metrics.VALIDATION_LOSS),
+        ("Training loss", metrics.TRAINING_LOSS),
+    ):
         if curves.is_supervised and (losses := curves.points(key)):
             yield Tile(title, compact(losses[-1].value), f"{compact(losses[0].value)} at first")
-    trained = curves.points(TRAINING_REWARD)
+    trained = curves.points(metrics.TRAINING_REWARD)
     if trained:
         yield Tile("Training reward", number(trained[-1].value), f"after step {trained[-1].step:,}")
     sampling, learning = (curves.points(f"speed/{phase}_tokens_per_s") for phase in ("sampling", "learning"))
@@ -352,7 +347,7 @@ def _charts(curves: TrainingCurves, smoothing: float) -> Iterator[SvgChart]:
     room = sorted(curves.marks, key=lambda mark: mark.kind == "warning")[:_MOST_MARKS]
     marks = sorted(room, key=lambda mark: mark.step)
     for place, (title, keys) in enumerate(_CHARTS):
-        if TRAINING_LOSS in keys and not curves.is_supervised:
+        if metrics.TRAINING_LOSS in keys and not curves.is_supervised:
             continue  # the loss of a policy gradient says nothing about the policy
         found = [curve for key in keys for curve in curves.curves if curve.key == key and curve.points]
         if found:
@@ -362,7 +357,7 @@ def _charts(curves: TrainingCurves, smoothing: float) -> Iterator[SvgChart]:
                 axis="step",
                 # A validation stands on enough samples of its own to be read as it is, and is drawn with its interval.
                 smoothing=0.0 if keys[0].startswith("eval/") else smoothing,
-                marks=marks if place < 2 or TRAINING_LOSS in keys else (),
+                marks=marks if place < 2 or metrics.TRAINING_LOSS in keys else (),
                 hollow=HOLLOW,
             )
 

@@ -155,7 +155,6 @@ def _in_file(values: Any, options: RunReportOptions) -> dict[str, Any]:
         "example_href": lambda failure: "#{}.{}".format(*failure.example),
         "failures_href": lambda _: "#samples",
         "row_href": lambda row: f"#row-{row.row_index}",
-        "samples_href": "#samples",
         "tiles": [tile._replace(href="#samples" if tile.href else "") for tile in values["tiles"]],
         "mixed_href": "",
         "before": None,

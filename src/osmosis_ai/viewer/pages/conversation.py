@@ -25,16 +25,8 @@ from osmosis_ai.evaluation.lenient_json import as_objects, as_table
 from osmosis_ai.ui.charts import SvgChart, TimeSpan, waterfall
 from osmosis_ai.ui.pages import NavItem, artifact_headers
 from osmosis_ai.ui.text import unseen_in_json
-from osmosis_ai.viewer import queries
+from osmosis_ai.viewer import conversations, queries
 from osmosis_ai.viewer.access import RenderedPage, Viewing
-from osmosis_ai.viewer.conversations import (
-    ReadSample,
-    ShownSteps,
-    as_dataset_row,
-    conversation_in,
-    shown_steps,
-    step_text,
-)
 from osmosis_ai.viewer.queries import Words, choice_of, word
 from osmosis_ai.viewer.source import RunEntry, SampleEntry, SampleQuery, validated_sample
 
@@ -49,9 +41,9 @@ _COPIED = 16 << 10
 
 
 @dataclass(frozen=True)
-class ViewedSample(ReadSample):
+class ViewedSample(conversations.ReadSample):
     href: str
-    shown: ShownSteps
+    shown: conversations.ShownSteps
     anchor: str = "step"
 
 
@@ -125,8 +117,8 @@ def viewed(
     else:
         detail = source.sample(run, row, attempt, query or SampleQuery())
     stored = stored_conversation(view, run, row, attempt, max_bytes=LARGEST_CONVERSATION_BYTES)
-    conversation, href = conversation_in(stored), view.sample_href(run, row, attempt)
-    shown = shown_steps(conversation, first=first, whole=whole)
+    conversation, href = conversations.conversation_in(stored), view.sample_href(run, row, attempt)
+    shown = conversations.shown_steps(conversation, first=first, whole=whole)
     return ViewedSample(run, detail, stored, conversation, href, shown, anchor)
 
 
@@ -174,7 +166,7 @@ def time_spans(conversation: Conversation) -> list[TimeSpan]:
 
 def _copies(said: Conversation) -> Mapping[str, str]:
     """Return the texts to download by name; on a page, invisible characters would be marks."""
-    taken = {"messages": as_messages(said), "row": as_dataset_row(said)} if said.steps else {}
+    taken = {"messages": as_messages(said), "row": conversations.as_dataset_row(said)} if said.steps else {}
     return {word: json_text(what).translate(unseen_in_json()) for word, what in taken.items()}
 
 
@@ -207,10 +199,10 @@ def raw(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage | R
         if _STEP.fullmatch(step) is None or not 1 <= int(step) <= len(said.steps):
             raise NotFoundError(f"the conversation has {len(said.steps)} steps, and no {step[:20]!r}.")
         name = f"row_{row}_run_{attempt}_step_{step}.txt"
-        return _download(step_text(said.steps[int(step) - 1]), name, "text/plain")
+        return _download(conversations.step_text(said.steps[int(step) - 1]), name, "text/plain")
     if wanted == "messages":
         return _download(json_text(as_messages(said), indent=2), f"row_{row}_messages.json")
-    return _download(json_text(as_dataset_row(said)) + "\n", f"row_{row}.jsonl")
+    return _download(json_text(conversations.as_dataset_row(said)) + "\n", f"row_{row}.jsonl")
 
 
 def _shown(view: Viewing, stored: StoredConversation, run: str, row: int, attempt: int) -> RenderedPage:

@@ -24,7 +24,6 @@ from osmosis_ai.viewer.source import FailureCount, RunDetail, RunEntry, validate
 
 LOG_LINES = 20
 _FAILURES = 50
-_BARS = 10
 _MOST_SLICED = 5_000
 FOLDED = ("Commit", "Dataset, SHA-256", "Grader", "Platform", "Environment", "Isolation")
 """Parts of a page that are shown on demand."""
@@ -36,6 +35,7 @@ def evaluation(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     headline, estimates = detail.summary.headline, detail.estimates
     passed, samples = detail.summary_numbers.get("passed"), view.run_href("eval", run, "samples")
     rows = headline.rows if headline is not None else None
+    about = (detail.summary.model, detail.summary.dataset, rows.words if rows else None)
     named, decided = word(words, "slice"), detail.decided.slices if detail.decided is not None else ()
     slices = _slices(view, detail, named, decided)
     counts = estimates.counts if estimates is not None else None
@@ -55,9 +55,7 @@ def evaluation(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "sentence": _result(detail),
             "few_scored": _bounds(headline, passed) if headline else None,
             "warnings": warnings,
-            "subject": " · ".join(
-                filter(None, (detail.summary.model, detail.summary.dataset, rows.words if rows else None))
-            ),
+            "subject": " · ".join(filter(None, about)),
             "tiles": list(_tiles(detail, samples)),
             "mixed_href": samples + query_string({"outcome": "flaky"}),
             "FOLDED": FOLDED,
@@ -74,7 +72,6 @@ def evaluation(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "slices": slices,
             "slice": named,
             "columns": list(dict.fromkeys(filter(None, (*decided, *detail.columns, named)))),
-            "samples_href": samples,
             **log_tail(view, detail.summary),
         },
         400 if is_none else 200,
@@ -111,9 +108,7 @@ def _tiles(detail: RunDetail, samples: str) -> Iterator[Tile]:
 
 
 def log_tail(view: Viewing, run: RunEntry) -> Mapping[str, Any]:
-    log = None
-    if view.wants("log"):
-        log = view.source.log(run.kind, run.name, limit=LOG_LINES).logs
+    log = view.source.log(run.kind, run.name, limit=LOG_LINES).logs if view.wants("log") else None
     return {"log": log, "log_href": view.run_href(run.kind, run.name, "log")}
 
 
@@ -125,10 +120,8 @@ def _rewards(detail: RunDetail) -> SvgChart | None:
     found = detail.rewards
     if found is None or not any(found.counts):
         return None
-    scored = f"{sum(found.counts):,} scored attempts"
-    return counted_histogram(
-        found.edges, found.counts, name=scored, label="Scored attempts by reward", axis="reward"
-    )
+    name, label = f"{sum(found.counts):,} scored attempts", "Scored attempts by reward"
+    return counted_histogram(found.edges, found.counts, name=name, label=label, axis="reward")
 
 
 def _result(detail: RunDetail) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
@@ -22,7 +23,6 @@ from osmosis_ai.viewer.source import ItemPage, RunDetail, RunSource, SampleEntry
 MOST_RECORDS = 2_000
 """Records of a judging session in a report, unless all are requested."""
 _OF_THIS_MACHINE = ("Directory", "File")
-"""Facts that make sense only on this machine, or identify it."""
 _PATHS = ("Data", "Rubric from")
 """Facts that are paths, reduced to the file name."""
 _ONLY_READ = {"actions": None}
@@ -104,7 +104,6 @@ _WORST_FIRST = (
 
 
 _PARTS = frozenset({"standing", "numbers", "failures"})
-"""Parts of the run's page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,38 +127,32 @@ def write_run_report(
     file: IO[bytes], source: RunSource, run: str, options: RunReportOptions
 ) -> ReportContent:
     view, content = Viewing(source, ShellView(), parts=_PARTS), ReportContent()
-    tells = options.text
+    shown = run_pages.evaluation(view, {}, run=run).values
+    detail = detail_to_send(shown["detail"], text=options.text)
     values = {
-        **_in_file(run_pages.evaluation(view, {}, run=run).values, options),
+        **shown,
         "view": view,
-        "text": options.text,
-        "content": content,
-        "conversations": _conversations(view, run, options, content) if tells else (),
-        "samples": _listed(source, run, options, content),
-        "some_are_kept": any(each.input for each in source.samples(run, SampleQuery(), limit=_AT_ONCE).items),
-    }
-    write_page(file, "report.html", values)
-    return content
-
-
-def _in_file(values: Any, options: RunReportOptions) -> dict[str, Any]:
-    """Return the values of the run's page, with links to places in the file."""
-    detail = detail_to_send(values["detail"], text=options.text)
-    return {
-        **values,
         "detail": detail,
         "run": detail.summary,
-        "config": values["config"] if options.text else [],
-        "facts": facts_to_send(values["facts"]),
-        "failures": [each if options.text else replace(each, error=None) for each in values["failures"]],
+        "text": options.text,
+        "content": content,
+        "conversations": _conversations(view, run, options, content) if options.text else (),
+        "samples": _listed(source, run, options, content),
+        "some_are_kept": any(each.input for each in source.samples(run, SampleQuery(), limit=_AT_ONCE).items),
+        "config": shown["config"] if options.text else [],
+        "facts": facts_to_send(shown["facts"]),
+        "failures": [each if options.text else replace(each, error=None) for each in shown["failures"]],
+        # Links lead to places in the file.
         "example_href": lambda failure: "#{}.{}".format(*failure.example),
         "failures_href": lambda _: "#samples",
         "row_href": lambda row: f"#row-{row.row_index}",
-        "tiles": [tile._replace(href="#samples" if tile.href else "") for tile in values["tiles"]],
+        "tiles": [tile._replace(href="#samples" if tile.href else "") for tile in shown["tiles"]],
         "mixed_href": "",
         "before": None,
         "log_href": None,
     }
+    write_page(file, "report.html", values)
+    return content
 
 
 def _samples(source: RunSource, run: str, query: SampleQuery) -> Iterator[SampleEntry]:
@@ -184,6 +177,7 @@ def _conversations(
 ) -> Iterator[Markup]:
     """Yield conversations, failures and low rewards first, and count those that do not fit."""
     written, seen = 0, set[tuple[int, int]]()
+    most = math.inf if options.everything else options.most_bytes
     template = environment().get_template("report_conversation.html")
     # A run may still be written: what comes meanwhile has a line in the table.
     for query in _WORST_FIRST:
@@ -192,13 +186,12 @@ def _conversations(
             if place in seen:
                 continue
             seen.add(place)
-            if written >= options.most_bytes and not options.everything:
-                content.conversations_left_out += 1
-                continue
-            one = viewed(view, run, *place, anchor=f"{sample.row}.{sample.attempt}")
-            page = template.render(one=one, as_markdown=False)
-            size = len(page.encode("utf-8", "replace"))
-            if written + size > options.most_bytes and not options.everything:
+            size = 0
+            if written < most:
+                one = viewed(view, run, *place, anchor=f"{sample.row}.{sample.attempt}")
+                page = template.render(one=one, as_markdown=False)
+                size = len(page.encode("utf-8", "replace"))
+            if not size or written + size > most:
                 content.conversations_left_out += 1
                 continue
             written += size

@@ -52,14 +52,11 @@ class SharedReads:
 ReadT = TypeVar("ReadT")
 
 SECTIONS: Mapping[RunKind, str] = {"eval": "evals", "training": "training", "rubric": "rubrics"}
-"""Path segment of each kind of runs."""
-
 LISTS: Mapping[RunKind, str] = {
     "eval": "Evaluations",
     "training": "Training runs",
     "rubric": "Rubric results",
 }
-"""Title of each list of runs."""
 
 
 @dataclass(frozen=True, slots=True)

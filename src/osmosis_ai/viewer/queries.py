@@ -20,7 +20,6 @@ Words = Mapping[str, Sequence[str]]
 """Query parameters with their values, without empty ones."""
 
 MOST_TEXT = 500
-"""Longest value, in characters."""
 STATUSES = ("pending", "running", "finished", "failed", "stopped", "incomplete")
 _MOST_WORDS = 100
 _RUN_TEXTS = ("status", "model", "dataset", "rollout", "person", "commit")
@@ -30,15 +29,13 @@ _RANGES = (
     ("duration_ms", "seconds", 1000.0),
     ("cost_usd", "cost", 1.0),
 )
-"""Field of the query, its parameter, and the number of field units in one unit of the parameter."""
+"""Field of the query, parameter, and field units in one unit of the parameter."""
 
 RUN_WORDS = (*_RUN_TEXTS, "since", "until", "q", "archived", "sort", "dir")
-"""Parameters of :func:`run_query`."""
 SAMPLE_WORDS = (
     *("outcome", "row", "category", "boundary", "finish", "q", "sort", "dir"),
     *(f"{end}_{name}" for _, name, _ in _RANGES for end in ("min", "max")),
 )
-"""Parameters of :func:`sample_query`."""
 
 ChoiceT = TypeVar("ChoiceT", bound=str)
 
@@ -82,8 +79,7 @@ def choices_of(words: Words, name: str, choices: Sequence[ChoiceT]) -> list[Choi
 
 
 def run_query(words: Words, *, kind: RunKind | None = None) -> RunQuery:
-    since = _moment(words, "since", end_of_day=False)
-    until = _moment(words, "until", end_of_day=True)
+    since, until = _moment(words, "since"), _moment(words, "until", end_of_day=True)
     if since is not None and until is not None and since > until:
         raise OsmosisError("'since' is after 'until'.")
     choice_of(words, "status", STATUSES)
@@ -165,7 +161,7 @@ def _number(words: Words, name: str, scale: float) -> float | None:
     return number
 
 
-def _moment(words: Words, name: str, *, end_of_day: bool) -> datetime | None:
+def _moment(words: Words, name: str, *, end_of_day: bool = False) -> datetime | None:
     """Return a moment, in UTC by default; a date stands for its start or end."""
     value = word(words, name)
     if value is None:

@@ -43,7 +43,6 @@ _BARS = 20
 RunSort = Literal["started", "name", "status", "reward", "pass_rate", "cost", "duration"]
 SampleSort = Literal["row", "reward", "duration", "tokens", "cost"]
 GOING_ON = ("pending", "running")
-"""Statuses of unfinished runs."""
 Outcome = Literal["passed", "below", "failed", "unscored", "flaky"]
 """``below``: scored below the threshold; ``failed``: ended with an error, so no score; ``unscored``: failed or skipped;
 ``flaky``: on a row with mixed outcomes. Only counts include attempts without a result, as ``pending``."""

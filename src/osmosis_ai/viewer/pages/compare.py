@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
@@ -28,8 +28,6 @@ from osmosis_ai.viewer.pages.run import HOLLOW, chart_points
 from osmosis_ai.viewer.queries import Words, choice_of, query_string, word
 from osmosis_ai.viewer.source import RunDetail
 
-RowHref = Callable[[str, tuple[str, str]], str]
-
 _ROWS_SHOWN = 25
 _MOST_POINTS = 2_000
 ALLOWANCES = ("unpaired", "partial", "different_grader", "same")
@@ -45,21 +43,20 @@ def allowance_for(refusal: OsmosisError) -> str | None:
 def compared_evaluations(
     view: Viewing, names: Sequence[str], options: compare.CompareOptions
 ) -> dict[str, Any]:
-    def row_href(key: str, runs: tuple[str, str]) -> str:
-        return view.href("compare", "row") + query_string({"run": runs, "row": key})
-
     baseline, *others = runs = view.source.run_samples(names)
     # As `eval compare` has it: the file beside the last run's config says between what rewards lie.
     options = replace(options, reward_range=runs[-1].reward_range)
-    return shown(compare.compare_runs(baseline, others, options), runs, row_href)
+    return shown(compare.compare_runs(baseline, others, options), runs, view)
 
 
 def shown(
-    comparison: compare.RunComparison, runs: Sequence[RunSamples], row_href: RowHref | None = None
+    comparison: compare.RunComparison, runs: Sequence[RunSamples], view: Viewing | None = None
 ) -> dict[str, Any]:
+    """Return the values of a comparison; without ``view``, rows have no links."""
     baseline, *others = runs
+    rows = view.href("compare", "row") if view is not None else ""
     return {
-        "row_href": row_href,
+        "row_href": rows and (lambda key, names: rows + query_string({"run": names, "row": key})),
         "sentence": comparison.sentence,
         # A run's name is written as it is, also where it begins a sentence.
         "notes": [
@@ -104,13 +101,9 @@ def _forest(comparison: compare.RunComparison) -> SvgChart | None:
     points: list[tuple[str, ChartPoint]] = []
     for candidate in comparison.candidates:
         deciding = next(each for each in candidate.changes if each.metric == comparison.metric)
-        named = [(candidate.name, deciding)]
-        named += [
-            (f"{candidate.name}: {each.column} = {each.value}", each.change) for each in candidate.slices
-        ]
-        for name, change in named:
-            if change.change is not None:
-                found = change.change
+        named = {f"{candidate.name}: {each.column} = {each.value}": each.change for each in candidate.slices}
+        for name, change in ({candidate.name: deciding} | named).items():
+            if found := change.change:
                 points.append((name, ChartPoint(found.value, 0, found.low, found.high)))
     if not points:
         return None

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from osmosis_ai.training.runs.curves import CurveMark
+from osmosis_ai.training.runs.curves import CurveMark, CurveValue, ViewedCurve
 from osmosis_ai.ui.charts import (
     LEFT,
     ChartPoint,
@@ -31,15 +31,24 @@ def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
+def viewed(title: str, *points: CurveValue) -> ViewedCurve:
+    return ViewedCurve(title, title, points)
+
+
 def drawn(name: str = "judge") -> list[SvgChart]:
     points = [ChartPoint(0.2, 0, 0.1, 0.3, 5), ChartPoint(0.7, 1)]
     series = [ChartSeries(name, points), ChartSeries("other", points[:1])]
+    values = [CurveValue(1, 0, 0.1, 0.3, 5), CurveValue(2, 1)]
     return [
         histograms([(name, np.array([0.0, 0.5, 1.0, NAN]))], low=0, high=1, label=name, axis="score"),
         forest("judge", list(zip([name, "b"], points, strict=True)), label=name, axis="share", line=0.5),
         scatter(series, low=0, high=1, label=name, axes=(name, "y"), number=number),
         line(
-            [*series, ChartSeries(name, [ChartPoint(1, 0.5, hollow=True)])],
+            [
+                viewed(name, *values),
+                viewed("other", values[0]),
+                viewed(name, CurveValue(3, 0.5, over=1, of=8)),
+            ],
             label=name,
             axis=name,
             smoothing=0.5,
@@ -76,12 +85,12 @@ def test_each_number_is_in_the_table_under_its_chart() -> None:
     assert list(points.rows[0]) == ["judge", "0.20", "0.00", "0.10", "0.30", "5"]
     curves, counted, times = others
     assert list(curves.rows[0]) == [
-        "0.2",
+        "1",
         "0.000 (0.100 to 0.300) over 5",
         "0.000 (0.100 to 0.300) over 5",
         "",
     ]
-    assert list(curves.rows[-1]) == ["1", "", "", "0.500, judge"]
+    assert list(curves.rows[-1]) == ["3", "", "", "0.500 over 1, judge"]
     assert list(counted.rows[1]) == ["0.5 to 1", "1"]
     assert list(times.rows[1]) == ["judge", "b", "not recorded", "not recorded"]
     assert all(len(row) == len(chart.head) for chart in drawn() for row in chart.rows)
@@ -98,10 +107,10 @@ def test_a_score_on_the_edge_of_a_bar_lies_in_the_bar_that_begins_there() -> Non
         assert counts[before] == (1 if before == "0.775" else 0), tenth
 
 
-def curve(name: str, points: int) -> ChartSeries:
+def curve(name: str, points: int) -> ViewedCurve:
     noise = np.random.default_rng(len(name)).normal(size=points)
     values = (np.cumsum(noise) / 50).tolist()
-    return ChartSeries(name, [ChartPoint(x, y, y - 0.1, y + 0.1, 64) for x, y in enumerate(values)])
+    return viewed(name, *(CurveValue(x, y, y - 0.1, y + 0.1, 64) for x, y in enumerate(values)))
 
 
 def drawn_points(chart: SvgChart, kind: str) -> list[tuple[float, float]]:
@@ -112,8 +121,8 @@ def drawn_points(chart: SvgChart, kind: str) -> list[tuple[float, float]]:
 
 
 def test_a_thinned_curve_keeps_its_ends_and_its_single_outlier() -> None:
-    points = [ChartPoint(x, 1.0 if x == 777 else 0.0) for x in range(2000)]
-    chart = line([ChartSeries("a", points)], label="", axis="step")
+    points = [CurveValue(x, 1.0 if x == 777 else 0.0) for x in range(2000)]
+    chart = line([viewed("a", *points)], label="", axis="step")
     places = drawn_points(chart, "line-1")
     assert len(places) < 600
     assert places[0][0] == pytest.approx(LEFT, abs=0.2) and places[-1][0] == pytest.approx(546, abs=0.2)
@@ -124,10 +133,10 @@ def test_a_thinned_curve_keeps_its_ends_and_its_single_outlier() -> None:
 
 def test_what_is_not_finite_has_its_name_in_the_table() -> None:
     points = [
-        ChartPoint(0, float("inf")),
-        ChartPoint(1, -float("inf")),
-        ChartPoint(2, NAN),
-        ChartPoint(3, 2.0),
+        CurveValue(0, float("inf")),
+        CurveValue(1, -float("inf")),
+        CurveValue(2, NAN),
+        CurveValue(3, 2.0),
     ]
-    chart = line([ChartSeries("a", points)], label="", axis="step")
+    chart = line([viewed("a", *points)], label="", axis="step")
     assert [row[1] for row in chart.rows] == ["inf", "-inf", "nan", "2"]

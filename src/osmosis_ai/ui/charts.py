@@ -13,7 +13,7 @@ import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
-from osmosis_ai.training.runs.curves import CurveMark
+from osmosis_ai.training.runs.curves import CurveMark, CurveValue, ViewedCurve
 from osmosis_ai.ui import numbers
 from osmosis_ai.ui.text import visible
 
@@ -34,7 +34,6 @@ class ChartPoint(NamedTuple):
     low: float | None = None
     high: float | None = None
     over: int | None = None
-    hollow: bool = False
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -360,7 +359,7 @@ _EVENTS = ("m-5-8h10l-5 8Z", "m-4-8h8v8h-8Z", "m0-9l4.5 4.5l-4.5 4.5l-4.5-4.5Z")
 
 
 def line(
-    series: Sequence[ChartSeries],
+    series: Sequence[ViewedCurve],
     *,
     label: str,
     axis: str,
@@ -368,7 +367,7 @@ def line(
     marks: Sequence[CurveMark] = (),
     hollow: str = "",
 ) -> SvgChart:
-    """Return line charts over the same axis; points are sorted by ``x``."""
+    """Return curves over the same axis."""
     curves = [_numbers(each.points) for each in series]
     first, last = _ends([*(along for along, *_ in curves), np.array([each.step for each in marks])])
     drawing = Drawing(first, last if last > first else first + 1)
@@ -382,16 +381,16 @@ def line(
     for each in marks:
         drawing.path("limit", f"M{x(each.step)} {_TOP}V{_BOTTOM}")
         drawing.path("event", f"M{x(each.step)} {_TOP}{shapes[each.kind]}", each.text)
-    for place, (curve, (_, points)) in enumerate(zip(curves, series, strict=True)):
-        _draw(drawing, place, (_placed(curve[0], x), *_placed(curve[1:], y)), points, smoothing)
-    drawing.name(series)
+    for place, (curve, own) in enumerate(zip(curves, series, strict=True)):
+        _draw(drawing, place, (_placed(curve[0], x), *_placed(curve[1:], y)), own.points, smoothing)
+        drawing.key(own.title, mark(place, 7, 7))
     for kind, shape in shapes.items():
         drawing.key(kind, f'<path class="event" d="M7 11{shape}"/>')
-    if hollow and any(point.hollow for each in series for point in each.points):
+    if hollow and any(point.is_hollow for each in series for point in each.points):
         drawing.key(hollow, mark(0, 7, 7, hollow=True))
     rows, notes = _table(series, axis, hollow)
     notes += [f"{each.kind} at {axis} {each.step:g}: {each.text}" for each in marks]
-    head = (axis.capitalize(), *(each.name for each in series))
+    head = (axis.capitalize(), *(each.title for each in series))
     # What is counted has no halves, however few points there are.
     whole = [place for place in ticks(x.low, x.high) if place.is_integer()]
     return drawing.chart(label, axis, _BOTTOM, head, rows, notes=notes, places=whole, is_pointed_at=True)
@@ -416,10 +415,11 @@ def sparkline(
     )
 
 
-def _numbers(points: Sequence[ChartPoint]) -> Floats:
+def _numbers(points: Sequence[CurveValue]) -> Floats:
     """Return arrays of x, value, and both interval bounds; NaN if missing."""
     # A float of None is NaN here; infinity has no place on a drawing either.
-    found: Floats = np.array([point[:4] for point in points], dtype=np.float64).reshape(-1, 4).T
+    rows = [(point.step, point.value, point.low, point.high) for point in points]
+    found: Floats = np.array(rows, dtype=np.float64).reshape(-1, 4).T
     found[~np.isfinite(found)] = np.nan
     return found
 
@@ -435,7 +435,7 @@ def _ends(values: Sequence[Floats]) -> tuple[float, float]:
 
 
 def _draw(
-    drawing: Drawing, place: int, curve: Sequence[Floats], points: Sequence[ChartPoint], smoothing: float
+    drawing: Drawing, place: int, curve: Sequence[Floats], points: Sequence[CurveValue], smoothing: float
 ) -> None:
     along, raw, low, high = curve
     shown, runs = _smooth(raw, smoothing), _runs(raw)
@@ -445,8 +445,8 @@ def _draw(
         drawing.path(f"line-{colour(place)}{kind}", "".join(_path(along[run], up[run]) for run in runs))
     known = np.flatnonzero(np.isfinite(raw)).tolist()
     marked = known if len(known) <= _FEW else known[:: -(-len(known) // 8)]
-    for each in sorted({*marked, *(each for each in known if points[each].hollow)}):
-        drawing.mark(place, along[each], shown[each], hollow=points[each].hollow)
+    for each in sorted({*marked, *(each for each in known if points[each].is_hollow)}):
+        drawing.mark(place, along[each], shown[each], hollow=points[each].is_hollow)
 
 
 def _smooth(values: Floats, weight: float) -> Floats:
@@ -487,21 +487,24 @@ def _path(along: Floats, *edges: Floats) -> str:
     return "M" + "L".join(points) + ("Z" if len(edges) > 1 else "h0" if drawn.size == 1 else "")
 
 
-def _table(series: Sequence[ChartSeries], axis: str, hollow: str) -> tuple[list[list[str]], list[str]]:
+def _table(series: Sequence[ViewedCurve], axis: str, hollow: str) -> tuple[list[list[str]], list[str]]:
     """Return the rows of the table, at most a hundred, and how many are left out."""
-    places = sorted({point.x for each in series for point in each.points})
+    places = sorted({point.step for each in series for point in each.points})
     listed, notes = places, []
     if len(places) > _ROWS:
         listed = [places[round(row * (len(places) - 1) / (_ROWS - 1))] for row in range(_ROWS)]
         notes = [f"The table has {_ROWS} of {len(places):,} places of {axis}."]
-    found = [{point.x: point for point in each.points} for each in series]
+    found = [{point.step: point for point in each.points} for each in series]
     rows = [[f"{x:g}", *(_written(each.get(x), hollow) for each in found)] for x in listed]
     return rows, notes
 
 
-def _written(point: ChartPoint | None, hollow: str) -> str:
+def _written(point: CurveValue | None, hollow: str) -> str:
     if point is None:
         return ""
-    between = " ({} to {})".format(*map(numbers.compact, point.interval)) if point.interval else ""
+    is_between = point.low is not None and point.high is not None
+    between = f" ({numbers.compact(point.low)} to {numbers.compact(point.high)})" if is_between else ""
     over = "" if point.over is None else f" over {point.over:,}"
-    return f"{numbers.compact(point.y)}{between}{over}" + (f", {hollow}" if point.hollow and hollow else "")
+    return f"{numbers.compact(point.value)}{between}{over}" + (
+        f", {hollow}" if point.is_hollow and hollow else ""
+    )

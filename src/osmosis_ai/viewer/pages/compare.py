@@ -24,7 +24,7 @@ from osmosis_ai.ui.numbers import MISSING
 from osmosis_ai.ui.pages import sentence
 from osmosis_ai.viewer.access import SECTIONS, RenderedPage, Viewing
 from osmosis_ai.viewer.local_runs import RunKind
-from osmosis_ai.viewer.pages.run import HOLLOW, chart_points
+from osmosis_ai.viewer.pages.run import HOLLOW
 from osmosis_ai.viewer.queries import Words, choice_of, query_string, word
 from osmosis_ai.viewer.source import RunDetail
 
@@ -187,7 +187,7 @@ def _charts(names: Sequence[str], curves: Sequence[TrainingCurves]) -> Iterator[
             if curve.key == key and curve.points
         ]
         if len(drawn) >= 2:
-            series = [ChartSeries(name, chart_points(curve)) for name, curve in drawn]
+            series = [replace(curve, title=name) for name, curve in drawn]
             yield line(series, label=drawn[0][1].title, axis="step", hollow=HOLLOW)
 
 

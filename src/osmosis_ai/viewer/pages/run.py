@@ -13,9 +13,9 @@ from osmosis_ai.decisions.samples import RunSlice, run_slices
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.metrics import LEAST_SCORED, RunScore, describe_few_scored
 from osmosis_ai.training.runs import metrics
-from osmosis_ai.training.runs.curves import LEAST_WORDS, TrainingCurves, ViewedCurve, after_steps
+from osmosis_ai.training.runs.curves import LEAST_WORDS, TrainingCurves, after_steps
 from osmosis_ai.ui import numbers
-from osmosis_ai.ui.charts import ChartPoint, ChartSeries, SvgChart, counted_histogram, line
+from osmosis_ai.ui.charts import SvgChart, counted_histogram, line
 from osmosis_ai.ui.numbers import compact, duration, interval, money, number, percent
 from osmosis_ai.ui.run_numbers import format_interval, format_scored, number_lines, sample_counts
 from osmosis_ai.viewer.access import RenderedPage, Tile, Viewing
@@ -345,7 +345,7 @@ def _charts(curves: TrainingCurves, smoothing: float) -> Iterator[SvgChart]:
         found = [curve for key in keys for curve in curves.curves if curve.key == key and curve.points]
         if found:
             yield line(
-                [ChartSeries(curve.title, chart_points(curve)) for curve in found],
+                found,
                 label=title,
                 axis="step",
                 # A validation stands on enough samples of its own to be read as it is, and is drawn with its interval.
@@ -353,10 +353,3 @@ def _charts(curves: TrainingCurves, smoothing: float) -> Iterator[SvgChart]:
                 marks=marks if place < 2 or metrics.TRAINING_LOSS in keys else (),
                 hollow=HOLLOW,
             )
-
-
-def chart_points(curve: ViewedCurve) -> list[ChartPoint]:
-    return [
-        ChartPoint(point.step, point.value, point.low, point.high, point.over, point.is_hollow)
-        for point in curve.points
-    ]

@@ -154,8 +154,8 @@ def test_samples_of_an_import_have_what_their_trajectories_state(
             {"source": "agent", "code": "exception", "error": "it\0broke"},
             ("agent", "exception", "it\ufffdbroke"),
         ),
-        ({"source": "moon", "code": 7, "error": []}, (None, "timeout", None)),
-        ("x", (None, "timeout", None)),
+        ({"source": "moon", "code": 7, "error": []}, (None, None, None)),
+        ("x", (None, None, None)),
     ],
 )
 def test_cause_of_a_failure(

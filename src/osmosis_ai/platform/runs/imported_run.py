@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 
 from osmosis_ai.api.models.base import wire_time
 from osmosis_ai.api.models.eval_imports import SCHEMA_VERSION, EvalImportStart, ImportedRun, ImportFile
-from osmosis_ai.controller.outcomes import ERROR_SOURCES, error_code_of
+from osmosis_ai.controller.outcomes import ERROR_SOURCES
 from osmosis_ai.controller.record import TerminalRecord, previews_of
 from osmosis_ai.datasets.selection import Selection, select_rows
 from osmosis_ai.errors import OsmosisError
@@ -260,7 +260,6 @@ class ReceivedRun:
                 tokens=entry.tokens,
                 error_type=entry.error_type,
                 source_row_index=rows.indices[entry.row_index],
-                **_failure(entry, details.get(entry.rollout_id, {}).pop("failure", None)),
                 **details.get(entry.rollout_id, {}),
             )
             for entry in entries
@@ -439,7 +438,7 @@ def _read_trajectories(
             raise _inconsistent(path, problem)
         with_trajectory.add(entry.rollout_id)
         if time.monotonic() < deadline:
-            details[entry.rollout_id] = _trajectory_details(content)
+            details[entry.rollout_id] = _trajectory_details(content, is_failed=entry.status == "failed")
     for entry in entries:
         if entry.trajectory_filename is not None and entry.rollout_id not in with_trajectory:
             raise _inconsistent(
@@ -474,29 +473,20 @@ _LARGEST = 1e12
 """The maximum dollars or milliseconds of one call."""
 
 
-def _failure(entry: IndexEntry, stated: object) -> dict[str, Any]:
-    """Return the source, code and text of a failure as its trajectory states them; the code follows from the type."""
-    if entry.status != "failed":
-        return {}
-    cause = as_table(stated)
-    source, code, text = cause.get("source"), as_text(cause.get("code")), as_text(cause.get("error"))
-    return {
-        "boundary": source if source in ERROR_SOURCES else None,
-        "category": code or error_code_of(entry.error_type),
-        "error": text and text[:_MOST_ERROR_CHARS],
-    }
-
-
-def _trajectory_details(content: bytes) -> dict[str, Any]:
+def _trajectory_details(content: bytes, *, is_failed: bool) -> dict[str, Any]:
     """Return the fields of a record that a trajectory states; it raises nothing."""
     conversation = read_conversation(content)
     extra = conversation.facts.get("sample_extra_fields")
     noted = read_grader_notes(extra if isinstance(extra, Mapping) else {})
-    texts: dict[str, Any] = {
-        "notes": noted.notes,
-        "parts": dict(noted.parts),
-        "failure": conversation.facts.get("failure"),
-    }
+    texts: dict[str, Any] = {"notes": noted.notes, "parts": dict(noted.parts)}
+    if is_failed:
+        cause = as_table(conversation.facts.get("failure"))
+        source, error = cause.get("source"), as_text(cause.get("error"))
+        texts |= {
+            "boundary": source if source in ERROR_SOURCES else None,
+            "category": as_text(cause.get("code")),
+        }
+        texts["error"] = error and error[:_MOST_ERROR_CHARS]
     # The last message that reached a failed agent is not its output.
     if not conversation.from_model_calls:
         shown = previews_of(as_messages(conversation), Redactor())

@@ -140,7 +140,7 @@ async def test_second_ctrl_c_quits(world: World) -> None:
     await asyncio.wait_for(world.judge.arrived.wait(), 300)
     interrupt_twice(process.pid)
     outcome = await finish(process)
-    assert outcome.status == 1 and world.journal.exists()
+    assert outcome.status == 130 and world.journal.exists()
 
 
 async def test_kills_and_resume(world: World) -> None:

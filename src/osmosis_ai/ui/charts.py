@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import cycle, pairwise
 from math import ceil, floor, isfinite, isnan, log10, sqrt
 from typing import NamedTuple
@@ -52,8 +51,7 @@ class TimeSpan(NamedTuple):
     duration_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class SvgChart:
+class SvgChart(NamedTuple):
     label: str
     svg: Markup
     legend: Sequence[tuple[str, Markup]]
@@ -62,8 +60,7 @@ class SvgChart:
     notes: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PlotScale:
+class PlotScale(NamedTuple):
     """A linear scale from values to SVG units."""
 
     low: float

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from markupsafe import Markup
@@ -64,15 +64,13 @@ def theme_of(cookie: str | None) -> str:
     return cookie if cookie in ("light", "dark") else ""
 
 
-@dataclass(frozen=True, slots=True)
-class NavItem:
+class NavItem(NamedTuple):
     text: str
     href: str
     current: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LiveChanges:
+class LiveChanges(NamedTuple):
     """The address of live updates and the cursor of the page."""
 
     href: str
@@ -96,8 +94,7 @@ class ShellView:
 KIT = Path(__file__).parent / "kit"
 
 
-@dataclass(frozen=True, slots=True)
-class Asset:
+class Asset(NamedTuple):
     name: str
     media_type: str
     content: bytes

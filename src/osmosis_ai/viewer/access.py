@@ -59,8 +59,7 @@ LISTS: Mapping[RunKind, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RunButton:
+class RunButton(NamedTuple):
     text: str
     href: str
     refused: str | None = None
@@ -152,7 +151,6 @@ def environment(*above: Path) -> Environment:
 
 
 def _preview(text: str | None, sample: SampleEntry, some_are_kept: bool) -> str:
-    """Return a preview, or why it is missing."""
     is_none = text is not None or (some_are_kept and sample.status != "success")
     return text or (MISSING if is_none else NOT_RECORDED)
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from osmosis_ai.evaluation.attempt_files import StoredConversation
 from osmosis_ai.evaluation.conversation import (
@@ -146,21 +146,18 @@ _PAGE = 1 << 20
 _PREVIEW = 2_000
 
 
-@dataclass(frozen=True, slots=True)
-class ShownText:
+class ShownText(NamedTuple):
     text: str
     left_out: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ShownExchange:
+class ShownExchange(NamedTuple):
     name: str
     arguments: ShownText | None
     result: ShownText | None
 
 
-@dataclass(frozen=True, slots=True)
-class ShownStep:
+class ShownStep(NamedTuple):
     step: ConversationStep
     text: ShownText
     reasoning: ShownText
@@ -169,8 +166,7 @@ class ShownStep:
     cut: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ShownSteps:
+class ShownSteps(NamedTuple):
     steps: Sequence[ShownStep]
     first: int
     total: int
@@ -248,8 +244,7 @@ MOST_SECONDS = 1.0
 _MOST_PARSED_BYTES = 2 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class SearchedConversations:
+class SearchedConversations(NamedTuple):
     page: ItemPage[SampleEntry]
     looked_at: int
     too_large: int

@@ -143,7 +143,6 @@ def _of_validation(page: PageFunction) -> PageFunction:
 
 
 def _export(view: Viewing, words: queries.Words, *, run: str, kind: str) -> Response:
-    """Stream the attempts of a filter as a file."""
     query = queries.sample_query(words)
     in_conversations = queries.searches_conversations(words, query)
     lists.require_category(view, run, query)

@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import partial
 from heapq import nsmallest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import orjson
@@ -246,8 +246,7 @@ class SampleDetail:
     attempts: Sequence[SampleEntry] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RunState:
+class RunState(NamedTuple):
     """The state of a run; its ``cursor`` changes with anything its pages show."""
 
     cursor: str
@@ -273,8 +272,7 @@ class RunSource(Protocol):
     ) -> ItemPage[SampleEntry]:
         """Return attempts; ``counts`` has each :data:`Outcome`, ``total`` and ``unfiltered``."""
 
-    def sample(self, run: str, row: int, attempt: int, query: SampleQuery) -> SampleDetail:
-        """Return an attempt with its neighbours in ``query``."""
+    def sample(self, run: str, row: int, attempt: int, query: SampleQuery) -> SampleDetail: ...
 
     def conversation(self, run: str, row: int, attempt: int, *, max_bytes: int) -> StoredConversation: ...
 
@@ -296,8 +294,7 @@ class RunSource(Protocol):
 
     def curves(self, run: str) -> TrainingCurves: ...
 
-    def validation(self, run: str) -> ValidationSamples | None:
-        """Return the newest validation of a training run; None if not recorded."""
+    def validation(self, run: str) -> ValidationSamples | None: ...
 
     def validation_conversation(
         self, run: str, row: int, attempt: int, *, max_bytes: int
@@ -308,8 +305,7 @@ class RunSource(Protocol):
 
     def kinds(self, names: Sequence[str]) -> Mapping[str, Collection[RunKind]]: ...
 
-    def run_samples(self, runs: Sequence[str]) -> Sequence[RunSamples]:
-        """Return evaluations with attempts, for ``decisions``."""
+    def run_samples(self, runs: Sequence[str]) -> Sequence[RunSamples]: ...
 
     def compared_training(self, runs: Sequence[str]) -> Sequence[tuple[RunDetail, TrainingCurves]]: ...
 

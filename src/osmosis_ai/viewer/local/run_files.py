@@ -310,7 +310,6 @@ def session_entry(document: Mapping[str, Any], name: str, id: str) -> RunEntry:
 
 
 def _calls(counts: Mapping[str, Any]) -> RunScore | None:
-    """Return the number of scored and planned calls; None if unknown."""
     known = [as_number(counts.get(name)) for name in ("calls", "scored", "failed", "unscored", "pending")]
     if None in known:
         return None
@@ -397,7 +396,6 @@ class RunList:
         )
 
     def _count(self, kind: RunKind | None) -> Mapping[str, int]:
-        """Return the number of runs of a kind, of archived ones and of each status."""
         mine = [(place, entry) for place, entry in self._listed.values() if kind in (None, place.kind)]
         statuses = Counter(entry.status for place, entry in mine if not place.archived)
         return {**statuses, "unfiltered": statuses.total(), "archived": len(mine) - statuses.total()}
@@ -535,7 +533,6 @@ def _fits(entry: RunEntry, query: RunQuery) -> bool:
 
 
 def _in_series(entries: Iterable[RunEntry]) -> dict[_Series, list[RunEntry]]:
-    """Return comparable runs by what they share, oldest first."""
     series: dict[_Series, list[RunEntry]] = {}
     for entry in sorted(entries, key=_started):
         if entry.status == "finished" and _number(entry) is not None:

@@ -106,7 +106,6 @@ def _measured(
 def _histograms(
     records: Sequence[ReadRecord], report: AgreementReport, scores: JudgeScores | None
 ) -> SvgChart | None:
-    """Return histograms of each judge's scores on the same scale."""
     import numpy as np
 
     if scores is None:

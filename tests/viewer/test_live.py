@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from osmosis_ai.platform.shared_reads import SharedReads
 from osmosis_ai.training.runs.run_directory import ValidationSamples
-from osmosis_ai.viewer.access import SharedReads
 from tests.viewer.browsing import page_text, visitor
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
 from tests.viewer.source_contract import sample_record

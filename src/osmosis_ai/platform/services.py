@@ -29,10 +29,10 @@ from osmosis_ai.platform.runs.run_store import RunStore
 from osmosis_ai.platform.runs.source_archives import SourceArchives
 from osmosis_ai.platform.runs.submitter import RunSubmitter
 from osmosis_ai.platform.secrets import SecretStore
+from osmosis_ai.platform.shared_reads import SharedReads
 from osmosis_ai.platform.sign_in import DeviceLoginStore, SignIns
 from osmosis_ai.platform.vault import open_vault
 from osmosis_ai.platform.workspaces import WorkspaceStore
-from osmosis_ai.viewer.access import SharedReads
 
 
 class PlatformServices:

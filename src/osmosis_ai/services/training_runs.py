@@ -64,7 +64,7 @@ from osmosis_ai.viewer.source import (
     SampleEntry,
     known_of,
     no_sample,
-    validated_entry,
+    sample_entry,
 )
 from osmosis_ai.workspace.layout import WorkspaceDirectory, find_workspace
 
@@ -603,7 +603,7 @@ def _here(directory: Path) -> _Validation | None:
         return files.conversation(max_bytes=LARGEST_CONVERSATION_BYTES)
 
     details = {
-        place: SampleDetail(validated_entry(record, samples.pass_threshold), known_of(record))
+        place: SampleDetail(sample_entry(record, samples.pass_threshold), known_of(record))
         for place, record in records.items()
     }
     return _Validation(directory.name, "file", samples.step, samples.total, details, fetch)

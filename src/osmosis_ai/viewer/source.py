@@ -25,7 +25,7 @@ from osmosis_ai.evaluation.attempt_files import StoredArtifact, StoredConversati
 from osmosis_ai.evaluation.lenient_json import as_table, as_text
 from osmosis_ai.evaluation.metrics import Estimates, RunScore
 from osmosis_ai.llm.replies import FLAGGED_NAMES, FlaggedFinish
-from osmosis_ai.training.runs.run_directory import ValidationSamples, reward_of
+from osmosis_ai.training.runs.run_directory import ValidationSamples
 from osmosis_ai.viewer.local_runs import RunKind
 
 if TYPE_CHECKING:
@@ -460,8 +460,8 @@ def refused(cursor: str) -> OsmosisError:
     )
 
 
-_SAME = (
-    *("status", "row_digest", "tokens", "duration_ms", "model_latency_ms", "cost_usd"),
+SAME_FIELDS = (
+    *("status", "row_digest", "reward", "tokens", "duration_ms", "model_latency_ms", "cost_usd"),
     *("boundary", "category", "error", "input", "output", "finish_reasons"),
 )
 
@@ -479,15 +479,14 @@ def known_of(record: TerminalRecord) -> dict[str, Any]:
     return {name: value for name, value in msgspec.structs.asdict(record).items() if value is not None}
 
 
-def validated_entry(record: TerminalRecord, pass_threshold: float) -> SampleEntry:
-    reward = reward_of(record)
+def sample_entry(record: Any, pass_threshold: float) -> SampleEntry:
+    """Return the attempt of a record, or of a row that has its names."""
+    known = {name: getattr(record, name) for name in SAME_FIELDS}
+    known["reward"] = reward = record.reward if record.status == "success" else None
+    known["category"] = record.category or record.error_type
+    passed = None if reward is None else reward >= pass_threshold
     return SampleEntry(
-        row=record.row_index,
-        attempt=record.run_index,
-        passed=None if reward is None else reward >= pass_threshold,
-        source_row=record.source_row_index,
-        reward=reward,
-        **{name: getattr(record, name) for name in _SAME},
+        record.row_index, record.run_index, passed=passed, source_row=record.source_row_index, **known
     )
 
 
@@ -495,7 +494,7 @@ def validated_sample(samples: ValidationSamples | None, run: str, row: int, atte
     """Return a validated attempt with its neighbours by reward."""
     record = validated_record(samples, run, row, attempt)
     assert samples is not None
-    entries = [validated_entry(each, samples.pass_threshold) for each in samples.records]
+    entries = [sample_entry(each, samples.pass_threshold) for each in samples.records]
     place = next(at for at, each in enumerate(samples.records) if each is record)
     around = [None, *((each.row, each.attempt) for each in entries), None]
     return SampleDetail(

@@ -20,13 +20,13 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbRunShard, DbSample, new_id
 from osmosis_ai.platform.runs.journals import pack_journal, read_lines
 from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.platform.shared_reads import SharedReads
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.platform.worker.client import OutgoingBlob
 from osmosis_ai.platform.worker.process import WorkingDirectory
 from osmosis_ai.platform.worker.training import TrainingReports
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.training.runs.run_directory import ValidationSamples
-from osmosis_ai.viewer.access import SharedReads
 from tests.platform.conftest import Member
 from tests.platform.fake_worker import FakeTrainer, journal_of
 from tests.viewer.source_contract import leave_validation

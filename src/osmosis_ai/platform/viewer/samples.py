@@ -39,13 +39,15 @@ from osmosis_ai.platform.db.keyset import (
 from osmosis_ai.platform.db.tables import DbRun, DbSample
 from osmosis_ai.platform.runs.lifecycle import OPEN
 from osmosis_ai.platform.runs.requests import evaluation_settings
-from osmosis_ai.viewer.access import SharedReads
+from osmosis_ai.platform.shared_reads import SharedReads
 from osmosis_ai.viewer.source import (
+    SAME_FIELDS,
     FailureCount,
     Histogram,
     ItemPage,
     SampleEntry,
     SampleQuery,
+    sample_entry,
     sample_page,
     sample_position,
     sorted_value,
@@ -61,22 +63,10 @@ _VALUES: Mapping[str, Any] = {
     "tokens": DbSample.tokens,
     "cost": DbSample.cost_usd,
 }
-_FIELDS = (
-    "status",
-    "row_digest",
-    "reward",
-    "tokens",
-    "duration_ms",
-    "model_latency_ms",
-    "cost_usd",
-    "boundary",
-    "error",
-    "finish_reasons",
-    "input",
-    "output",
+SAMPLE_COLUMNS = (
+    *_PLACE,
+    *(getattr(DbSample, name) for name in ("run_id", "source_row_index", "error_type", *SAME_FIELDS)),
 )
-_BESIDES = ("run_id", "error_type", "category", "source_row_index")
-SAMPLE_COLUMNS = (*_PLACE, *(getattr(DbSample, name) for name in (*_FIELDS, *_BESIDES)))
 """The columns that :func:`sample_entry` reads."""
 _BY_REWARD = ("passed", "below")
 _RANGES = ("reward", "tokens", "duration_ms", "cost_usd")
@@ -342,21 +332,6 @@ class SampleLists:
 def sampled_rows(run: DbRun) -> int:
     """Return how many rows of the dataset an evaluation uses."""
     return int((run.results or {}).get("sampled_rows") or 0)
-
-
-def sample_entry(row: Any, pass_threshold: float) -> SampleEntry:
-    """Return the line of a table that a row stands for."""
-    known = {name: getattr(row, name) for name in _FIELDS}
-    scored = row.status == "success" and row.reward is not None
-    known["reward"] = row.reward if scored else None
-    return SampleEntry(
-        row.row_index,
-        row.run_index,
-        passed=row.reward >= pass_threshold if scored else None,
-        source_row=row.source_row_index,
-        category=row.category or row.error_type,
-        **known,
-    )
 
 
 # -- comparisons -------------------------------------------------------------------------------------

@@ -69,7 +69,6 @@ from osmosis_ai.platform.viewer.samples import (
     SAMPLE_COLUMNS,
     SampleLists,
     compared_runs,
-    sample_entry,
     sampled_rows,
     samples_of_row,
 )
@@ -87,6 +86,7 @@ from osmosis_ai.viewer.source import (
     SampleEntry,
     SampleQuery,
     no_sample,
+    sample_entry,
     sliceable_columns,
     traceback_in,
 )

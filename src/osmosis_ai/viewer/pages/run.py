@@ -20,7 +20,7 @@ from osmosis_ai.ui.numbers import compact, duration, interval, money, number, pe
 from osmosis_ai.ui.run_numbers import format_interval, format_scored, number_lines, sample_counts
 from osmosis_ai.viewer.access import RenderedPage, Tile, Viewing
 from osmosis_ai.viewer.queries import Words, query_string, whole_number, word
-from osmosis_ai.viewer.source import FailureCount, RunDetail, RunEntry, validated_entry
+from osmosis_ai.viewer.source import FailureCount, RunDetail, RunEntry, sample_entry
 
 LOG_LINES = 20
 _FAILURES = 50
@@ -313,7 +313,7 @@ def _validated(view: Viewing, run: str, start: int) -> Mapping[str, Any]:
     if samples is None:
         return {"samples": None, "problem": problem}
     end = start + _MOST_VALIDATED
-    entries = [validated_entry(each, samples.pass_threshold) for each in samples.records[start:end]]
+    entries = [sample_entry(each, samples.pass_threshold) for each in samples.records[start:end]]
     return {
         "samples": samples,
         "lines": [(each, here.sample_href(run, each.row, each.attempt)) for each in entries],

@@ -221,7 +221,7 @@ def test_a_name_of_its_own_opens_once_and_its_cookie_is_no_other_s(
 
     monkeypatch.setattr(viewer_serving, "name_leads_here", lambda _name: True)
     monkeypatch.setattr(viewer_serving, "stop_on_signals", noted)
-    running = viewer_serving.prepare_viewer(a_site(), cache_dir=tmp_path / "cache")
+    running = viewer_serving.RunningViewer(a_site(), cache_dir=tmp_path / "cache")
     assert ".localhost:" in running.url
     serving = threading.Thread(target=running.run, daemon=True)
     serving.start()

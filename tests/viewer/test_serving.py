@@ -146,15 +146,15 @@ def test_assets_and_unknown_pages(app: FastAPI, keys: ViewerKeys) -> None:
 
 
 def test_loopback_only_and_port_in_use(tmp_path: Path) -> None:
-    from osmosis_ai.viewer.serving import prepare_viewer
+    from osmosis_ai.viewer.serving import RunningViewer
 
     for host in ("0.0.0.0", "::", "192.168.1.4", "example.org", "localhost.example.org"):
         with pytest.raises(OsmosisError, match="listens only on this machine"):
-            prepare_viewer(FakeSource(), cache_dir=tmp_path, host=host)
+            RunningViewer(FakeSource(), cache_dir=tmp_path, host=host)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OsmosisError, match=f"cannot listen on 127.0.0.1:{port}"):
-            prepare_viewer(FakeSource(), cache_dir=tmp_path, port=port)
+            RunningViewer(FakeSource(), cache_dir=tmp_path, port=port)
 
 
 def test_viewed_place_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

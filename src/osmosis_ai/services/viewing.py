@@ -51,7 +51,7 @@ def open_viewer(reference: str | None, *, host: str, port: int) -> tuple[Path, s
         port: 0 for any free port.
     """
     try:
-        from osmosis_ai.viewer.serving import loopback_address, prepare_viewer
+        from osmosis_ai.viewer.serving import RunningViewer, loopback_address
     except ModuleNotFoundError as error:
         raise MissingExtraError("eval", error.name or "fastapi") from error
     host = loopback_address(host)
@@ -62,7 +62,7 @@ def open_viewer(reference: str | None, *, host: str, port: int) -> tuple[Path, s
             hint=f"osmosis view {shlex.quote(str(reference or found.root))} --report FILE.html shows it without one",
         )
     source = LocalSource(found.root, cache_dir=cache, patience_s=_PATIENCE_S)
-    running = prepare_viewer(source, cache_dir=cache, host=host, port=port)
+    running = RunningViewer(source, cache_dir=cache, host=host, port=port)
     return found.root, running.address(found.path), running
 
 

@@ -447,10 +447,7 @@ def _draw(
 
 
 def _smooth(values: Floats, weight: float) -> Floats:
-    """Return the exponential moving average with decay ``weight``, ignoring NaN.
-
-    Uses the bias correction of Kingma and Ba 2015, "Adam", section 3.
-    """
+    """Return the exponential moving average, bias-corrected (Kingma and Ba 2015, section 3), ignoring NaN."""
     smooth, total, mass = np.full_like(values, np.nan), 0.0, 0.0
     for place, value in enumerate(values.tolist()):
         if value == value:

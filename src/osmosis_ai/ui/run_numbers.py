@@ -78,10 +78,7 @@ def score_json(score: RunScore | None) -> dict[str, Any] | None:
 def execution_rows(
     advanced: Mapping[str, Any] | None, retry_budget: Mapping[str, Any] | None = None
 ) -> list[tuple[str, str]]:
-    """Return the execution table in a run's ``[advanced]`` as labelled texts.
-
-    ``retry_budget`` is given for a retry, and replaces the run's budget if it has any key.
-    """
+    """Return the execution settings of a run's ``[advanced]``; ``retry_budget`` replaces its budget if not empty."""
     from osmosis_ai.config.execution import read_execution
 
     asked = read_execution(advanced)

@@ -11,7 +11,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -223,15 +222,24 @@ LOOPBACK = "127.0.0.1"
 _SHUTDOWN_S = 3
 
 
-@dataclass(frozen=True)
 class RunningViewer:
-    url: str
-    host: str
-    port: int
-    source: RunSource = field(repr=False)
-    keys: ViewerKeys = field(repr=False)
-    listener: socket.socket = field(repr=False)
-    opening_pages: Path = field(repr=False)
+    """A viewer with a reserved port."""
+
+    def __init__(self, source: RunSource, *, cache_dir: Path, host: str = LOOPBACK, port: int = 0) -> None:
+        self.host = host = loopback_address(host)
+        try:
+            self.listener = listen(host, port)
+        except (OSError, OverflowError) as error:
+            raise OsmosisError(
+                f"cannot listen on {bracketed(host)}:{port}: {describe_bind_error(error)}",
+                code="CONFLICT",
+                hint="leave out --port: then a free one is taken",
+            ) from error
+        self.port: int = self.listener.getsockname()[1]
+        name = f"{secrets.token_hex(8)}.localhost"
+        named = name if host == LOOPBACK and name_leads_here(name) else bracketed(host)
+        self.url = f"http://{named}:{self.port}"
+        self.source, self.keys, self.opening_pages = source, ViewerKeys(), cache_dir / _FOLDER
 
     def address(self, path: str) -> str:
         """Return an address that opens ``path`` once."""
@@ -256,26 +264,6 @@ class RunningViewer:
         server = uvicorn.Server(config)
         with stop_on_signals(server), closing(self.listener):
             server.run(sockets=[self.listener])
-
-
-def prepare_viewer(
-    source: RunSource, *, cache_dir: Path, host: str = LOOPBACK, port: int = 0
-) -> RunningViewer:
-    host = loopback_address(host)
-    try:
-        listener = listen(host, port)
-    except (OSError, OverflowError) as error:
-        raise OsmosisError(
-            f"cannot listen on {bracketed(host)}:{port}: {describe_bind_error(error)}",
-            code="CONFLICT",
-            hint="leave out --port: then a free one is taken",
-        ) from error
-    port = listener.getsockname()[1]
-    name = f"{secrets.token_hex(8)}.localhost"
-    named = name if host == LOOPBACK and name_leads_here(name) else bracketed(host)
-    return RunningViewer(
-        f"http://{named}:{port}", host, port, source, ViewerKeys(), listener, cache_dir / _FOLDER
-    )
 
 
 def loopback_address(host: str) -> str:

@@ -168,31 +168,24 @@ def _cost_lines(estimates: Estimates) -> Iterator[NumberLine]:
 
 def sample_counts(estimates: Estimates, rows: RowsDrawn | None) -> Iterator[tuple[str, str]]:
     counts, finish, limited = estimates.counts, estimates.finish, estimates.limited_by
-    if rows is not None:
-        yield "Rows", rows.words
-    yield "Scored", f"{counts.scored:,} of {counts.planned:,} planned"
-    if counts.pending:
-        yield (
-            "Pending",
-            f"{amount(counts.pending, 'attempt')}; the numbers so far favor attempts that end quickly",
-        )
-    if counts.unscored:
-        yield "Unscored", format_counts(counts.unscored)
-    if counts.failed_by_boundary:
-        yield "Failed, by source", format_counts(counts.failed_by_boundary)
-        yield "  infrastructure failures", f"{counts.infrastructure_failures:,}"
-    if counts.skipped:
-        yield "Skipped by the grader", f"{counts.skipped:,}"
-    if counts.lost_attempts:
-        yield "Lost and repeated", f"{counts.lost_attempts:,}"
+    pending = f"{amount(counts.pending, 'attempt')}; the numbers so far favor attempts that end quickly"
+    failed = counts.failed_by_boundary
+    found: dict[str, object] = {
+        "Rows": rows and rows.words,
+        "Scored": f"{counts.scored:,} of {counts.planned:,} planned",
+        "Pending": counts.pending and pending,
+        "Unscored": counts.unscored and format_counts(counts.unscored),
+        "Failed, by source": failed and format_counts(failed),
+        "  infrastructure failures": failed and f"{counts.infrastructure_failures:,}",
+        "Skipped by the grader": counts.skipped and f"{counts.skipped:,}",
+        "Lost and repeated": counts.lost_attempts and f"{counts.lost_attempts:,}",
+    }
     if finish is not None:
-        for label, count in (
-            ("Truncated (token limit)", finish.truncated),
-            ("Filtered", finish.filtered),
-            ("Refused", finish.refused),
-        ):
-            if count:
-                yield label, f"{count:,} of {amount(finish.known_samples, 'attempt')}"
+        of = amount(finish.known_samples, "attempt")
+        found["Truncated (token limit)"] = finish.truncated and f"{finish.truncated:,} of {of}"
+        found["Filtered"] = finish.filtered and f"{finish.filtered:,} of {of}"
+        found["Refused"] = finish.refused and f"{finish.refused:,} of {of}"
     if limited is not None:
         share = getattr(limited, limited.most)
-        yield "Bottleneck", f"{_BOTTLENECKS[limited.most]} ({share:.0%} of run time)"
+        found["Bottleneck"] = f"{_BOTTLENECKS[limited.most]} ({share:.0%} of run time)"
+    yield from ((label, str(text)) for label, text in found.items() if text)

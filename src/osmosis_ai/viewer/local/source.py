@@ -498,9 +498,8 @@ class LocalSource:
         else:
             detail = run_files.session_detail(*run_files.read_session(place.path, name), File=str(place.path))
         entry, previous = self._list.in_its_series(detail.summary)
-        return replace(
-            detail, summary=entry, previous=previous, namesakes=namesakes(place, self._places.all())
-        )
+        beside = namesakes(place, self._places.all())
+        return replace(detail, summary=entry, previous=previous, namesakes=beside)
 
     def samples(
         self, run: str, query: SampleQuery, *, limit: int, cursor: str | None = None
@@ -589,9 +588,8 @@ class LocalSource:
             raise OsmosisError(samples.damage)
 
     def kinds(self, names: Sequence[str]) -> Mapping[str, Collection[RunKind]]:
-        return {
-            name: [kind for kind in get_args(RunKind) if self._places.named(kind, name)] for name in names
-        }
+        kinds: Sequence[RunKind] = get_args(RunKind)
+        return {name: [kind for kind in kinds if self._places.named(kind, name)] for name in names}
 
     def run_samples(self, runs: Sequence[str]) -> Sequence[RunSamples]:
         found: list[RunSamples] = []

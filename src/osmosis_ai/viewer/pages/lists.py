@@ -60,10 +60,9 @@ def runs(view: Viewing, words: queries.Words, *, kind: RunKind | None = None) ->
 
 
 def _trend(run: RunEntry) -> Markup:
-    is_rate = run.kind == "eval"
-    return sparkline(
-        run.trend, label="pass rates" if is_rate else "rewards", number=percent if is_rate else number
-    )
+    if run.kind == "eval":
+        return sparkline(run.trend, label="pass rates", number=percent)
+    return sparkline(run.trend, label="rewards", number=number)
 
 
 SAMPLES_A_PAGE = 100

@@ -282,11 +282,28 @@ class AttemptIndex:
 
     def around(self, query: SampleQuery, position: SamplePosition | None, *, limit: int) -> list[SampleEntry]:
         """Return the attempts after (or before) a position, nearest first."""
+        conditions, values = self._filter(query)
+        column, backward = SORTED_BY[query.sort], position is not None and position.backward
+        # Attempts without a value are a list of their own, behind the others.
+        parts: list[tuple[list[str], tuple[str, ...], bool]] = [([], (), query.descending != backward)]
+        if column is not None:
+            valued = [f"{column} IS NOT NULL"], (column,), query.descending != backward
+            unvalued = [f"{column} IS NULL"], (), backward
+            parts = [unvalued, valued] if backward else [valued, unvalued]
+            if position is not None:
+                parts = parts[parts.index(unvalued if position.value is None else valued) :]
+        if position is not None:
+            values |= {"after": position.row * self.n + position.attempt, "value": position.value}
         found: list[SampleEntry] = []
-        for statement, values in _parts(query, position, n=self.n):
+        for number, (condition, columns, descending) in enumerate(parts):
+            where, key = [*conditions, *condition], (*columns, "item")
+            if position is not None and number == 0:
+                place = ", ".join((*(":value" for _ in columns), ":after"))
+                where.append(f"({', '.join(key)}) {'<' if descending else '>'} ({place})")
+            order = ", ".join(f"{name}{' DESC' if descending else ''}" for name in key)
             if len(found) < limit:
-                values |= {**self._query_values(query), "limit": limit - len(found)}
-                found += self._entries(statement, values)
+                statement = f"{_SELECT}{_where(where)} ORDER BY {order} LIMIT :limit"
+                found += self._entries(statement, {**values, "limit": limit - len(found)})
         return found
 
     def no_sample(self, run: str, row: int, attempt: int | None) -> NotFoundError:
@@ -335,8 +352,8 @@ class AttemptIndex:
         return {**found, "unfiltered": recorded, "pending": self.rows * self.n - recorded}
 
     def _count(self, query: SampleQuery) -> int:
-        statement = f"SELECT count(*) FROM samples{_where(_conditions(query))}"
-        return int(self.find(statement, self._query_values(query))[0][0])
+        conditions, values = self._filter(query)
+        return int(self.find(f"SELECT count(*) FROM samples{_where(conditions)}", values)[0][0])
 
     def failures(self) -> list[FailureCount]:
         return self._once(
@@ -354,14 +371,33 @@ class AttemptIndex:
         table = np.array(found, np.float64).reshape(-1, 2)
         return Histogram.of(table[:, 0], weights=table[:, 1])
 
-    def _query_values(self, query: SampleQuery) -> dict[str, Any]:
-        values: dict[str, Any] = {"n": self.n, "threshold": self.threshold}
-        values |= {"category": query.category, "boundary": query.boundary, "finish": f'%"{query.finish}":%'}
-        values["row"] = min(query.row or 0, self.rows)  # SQLite takes no number of any size
-        for name, (low, high) in _ranges(query).items():
-            values |= {f"{name}_low": low, f"{name}_high": high}
+    def _filter(self, query: SampleQuery) -> tuple[list[str], dict[str, Any]]:
+        """Return the conditions of a query, and their values."""
         text = bindable(query.text)
-        return {**values, "text": text, "pattern": like_pattern(text)}
+        conditions, values = list[str](), {"n": self.n, "threshold": self.threshold, "text": text}
+        if query.outcome is not None:
+            reward = "reward" if query.sort == "reward" else "+reward"
+            conditions.append(_CONDITIONS[query.outcome].replace("reward", reward, 1))
+        if query.row is not None:
+            conditions.append("item >= :row * :n AND item < (:row + 1) * :n")
+            values["row"] = min(query.row, self.rows)  # SQLite takes no number of any size
+        if query.finish is not None:
+            conditions.append("finish_reasons LIKE :finish")
+            values["finish"] = f'%"{query.finish}":%'
+        for name, wanted in (("category", query.category), ("boundary", query.boundary)):
+            if wanted is not None:
+                conditions.append(f"status = 'failed' AND {name} = :{name}")
+                values[name] = wanted
+        for name in ("reward", "tokens", "duration_ms", "cost_usd"):
+            column = name if SORTED_BY[query.sort] == name else f"+{name}"
+            for sign, end, bound in zip((">=", "<="), ("low", "high"), getattr(query, name), strict=True):
+                if bound is not None:
+                    conditions.append(f"{column} {sign} :{name}_{end}")
+                    values[f"{name}_{end}"] = bound
+        if query.text:
+            conditions.append(f"({' OR '.join(map(_HOLDS.format, _TEXTS))})")
+            values["pattern"] = like_pattern(text)
+        return conditions, values
 
     def _entries(self, statement: str, values: Mapping[str, Any]) -> list[SampleEntry]:
         self._once("flaky", self._mark_flaky)
@@ -390,56 +426,8 @@ def file_state(path: Path) -> tuple[int, int]:
     return known.st_size, known.st_mtime_ns
 
 
-def _parts(
-    query: SampleQuery, position: SamplePosition | None, *, n: int
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the statements whose concatenated results are the list after a position."""
-    column, backward = SORTED_BY[query.sort], position is not None and position.backward
-    parts: list[tuple[list[str], tuple[str, ...], bool]] = [([], (), query.descending != backward)]
-    if column is not None:
-        valued = [f"{column} IS NOT NULL"], (column,), query.descending != backward
-        unvalued = [f"{column} IS NULL"], (), backward
-        parts = [unvalued, valued] if backward else [valued, unvalued]
-        if position is not None:
-            parts = parts[parts.index(unvalued if position.value is None else valued) :]
-    values = {"after": position.row * n + position.attempt, "value": position.value} if position else {}
-    for number, (condition, columns, descending) in enumerate(parts):
-        conditions, key = [*_conditions(query), *condition], (*columns, "item")
-        if position is not None and number == 0:
-            place = ", ".join((*(":value" for _ in columns), ":after"))
-            conditions.append(f"({', '.join(key)}) {'<' if descending else '>'} ({place})")
-        order = ", ".join(f"{column}{' DESC' if descending else ''}" for column in key)
-        yield f"{_SELECT}{_where(conditions)} ORDER BY {order} LIMIT :limit", dict(values)
-
-
 def _where(conditions: Sequence[str]) -> str:
     return f" WHERE {' AND '.join(conditions)}" if conditions else ""
-
-
-def _conditions(query: SampleQuery) -> list[str]:
-    conditions = []
-    if query.outcome is not None:
-        reward = "reward" if query.sort == "reward" else "+reward"
-        conditions.append(_CONDITIONS[query.outcome].replace("reward", reward, 1))
-    if query.row is not None:
-        conditions.append("item >= :row * :n AND item < (:row + 1) * :n")
-    if query.finish is not None:
-        conditions.append("finish_reasons LIKE :finish")
-    if query.category is not None:
-        conditions.append("status = 'failed' AND category = :category")
-    if query.boundary is not None:
-        conditions.append("status = 'failed' AND boundary = :boundary")
-    for name, (low, high) in _ranges(query).items():
-        column = name if SORTED_BY[query.sort] == name else f"+{name}"
-        conditions += [f"{column} >= :{name}_low"] if low is not None else []
-        conditions += [f"{column} <= :{name}_high"] if high is not None else []
-    if query.text:
-        conditions.append(f"({' OR '.join(map(_HOLDS.format, _TEXTS))})")
-    return conditions
-
-
-def _ranges(query: SampleQuery) -> dict[str, tuple[float | None, float | None]]:
-    return {name: getattr(query, name) for name in ("reward", "tokens", "duration_ms", "cost_usd")}
 
 
 _MOST_OPEN = 8

@@ -331,16 +331,14 @@ def exported_samples(
         return source.samples(run, query, limit=_AT_ONCE, cursor=cursor)
 
     rest = pieces(piece)
-    found = chain([next(rest)], rest)
-    return _csv(found) if kind == "csv" else _jsonl(found)
+    written = map(_csv if kind == "csv" else _jsonl, chain([next(rest)], rest))
+    return chain([f"{','.join(_COLUMNS)}\r\n".encode()] if kind == "csv" else [], written)
 
 
-def _csv(found: Iterator[ItemPage[SampleEntry]]) -> Iterator[bytes]:
-    yield f"{','.join(_COLUMNS)}\r\n".encode()
-    for piece in found:
-        lines = io.StringIO()
-        csv.writer(lines).writerows(map(_cell, astuple(sample)) for sample in piece.items)
-        yield lines.getvalue().encode("utf-8", "replace")
+def _csv(piece: ItemPage[SampleEntry]) -> bytes:
+    lines = io.StringIO()
+    csv.writer(lines).writerows(map(_cell, astuple(sample)) for sample in piece.items)
+    return lines.getvalue().encode("utf-8", "replace")
 
 
 def _cell(value: Any) -> Any:
@@ -348,6 +346,5 @@ def _cell(value: Any) -> Any:
     return _FORMULA.sub("'", visible(value)) if isinstance(value, str) else value
 
 
-def _jsonl(found: Iterator[ItemPage[SampleEntry]]) -> Iterator[bytes]:
-    for piece in found:
-        yield "".join(f"{json.dumps(asdict(sample))}\n" for sample in piece.items).encode()
+def _jsonl(piece: ItemPage[SampleEntry]) -> bytes:
+    return "".join(f"{json.dumps(asdict(sample))}\n" for sample in piece.items).encode()

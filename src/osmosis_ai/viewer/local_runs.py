@@ -11,10 +11,9 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from osmosis_ai.evaluation.spec import is_archive, name_before_archiving
 
@@ -32,8 +31,7 @@ _STATE_DIRECTORY = ".osmosis"
 _RESULT_KEY = b'"generated_at"'
 
 
-@dataclass(frozen=True, slots=True)
-class RunPlace:
+class RunPlace(NamedTuple):
     """A run and its path: a directory, or the file of a judging session."""
 
     kind: RunKind

@@ -135,8 +135,7 @@ class FailureCount:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Histogram:
+class Histogram(NamedTuple):
     """Histogram of rewards: ``counts[i]`` are in ``edges[i] <= reward < edges[i + 1]``, the last bin is closed."""
 
     edges: Sequence[float]
@@ -371,8 +370,7 @@ SORTED_BY: Mapping[str, str | None] = {
 """Field of each sort; None for the order of rows."""
 
 
-@dataclass(frozen=True, slots=True)
-class SamplePosition:
+class SamplePosition(NamedTuple):
     value: float | None
     row: int
     attempt: int

@@ -46,7 +46,6 @@ from osmosis_ai.viewer.source import (
     RunDetail,
     RunEntry,
     RunQuery,
-    RunSort,
     Scalar,
     decode,
     encode,
@@ -552,19 +551,17 @@ def _started(entry: RunEntry) -> tuple[datetime, str]:
     return entry.started_at or _LONG_AGO, entry.id
 
 
-_SORTED_BY: dict[RunSort, Callable[[RunEntry], Scalar]] = {
-    "started": lambda entry: entry.started_at.timestamp() if entry.started_at is not None else None,
-    "name": lambda entry: entry.name[:_NAME_CHARACTERS],
-    "status": lambda entry: entry.status,
-    "reward": lambda entry: entry.reward,
-    "pass_rate": lambda entry: entry.pass_rate,
-    "cost": lambda entry: entry.cost_usd,
-    "duration": lambda entry: entry.duration_s,
-}
+def _sorted_value(query: RunQuery, entry: RunEntry) -> Scalar:
+    if query.sort == "started":
+        return entry.started_at.timestamp() if entry.started_at is not None else None
+    if query.sort == "name":
+        return entry.name[:_NAME_CHARACTERS]
+    value: Scalar = getattr(entry, {"cost": "cost_usd", "duration": "duration_s"}.get(query.sort, query.sort))
+    return value
 
 
 def _place_of(query: RunQuery, entry: RunEntry) -> Any:
-    return _place(query, _SORTED_BY[query.sort](entry), entry.id)
+    return _place(query, _sorted_value(query, entry), entry.id)
 
 
 def _place(query: RunQuery, value: Scalar, run_id: str) -> Any:
@@ -589,4 +586,4 @@ def _slice(found: Sequence[RunEntry], query: RunQuery, limit: int, cursor: str |
 
 
 def _cursor(query: RunQuery, entry: RunEntry, *, backward: bool = False) -> str:
-    return encode(order_of(query), [_SORTED_BY[query.sort](entry), entry.id], backward=backward)
+    return encode(order_of(query), [_sorted_value(query, entry), entry.id], backward=backward)

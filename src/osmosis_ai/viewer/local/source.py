@@ -319,7 +319,7 @@ class AttemptIndex:
         self, query: SampleQuery, entry: SampleEntry
     ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
         here = SamplePosition(sorted_value(query, entry), entry.row, entry.attempt)
-        found = (self.around(query, place, limit=1) for place in (here, replace(here, backward=True)))
+        found = (self.around(query, place, limit=1) for place in (here, here._replace(backward=True)))
         following, preceding = ((page[0].row, page[0].attempt) if page else None for page in found)
         return following, preceding
 

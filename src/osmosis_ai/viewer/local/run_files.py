@@ -22,15 +22,10 @@ from typing import Any, NamedTuple
 from osmosis_ai.config.toml_text import config_text
 from osmosis_ai.datasets.selection import RowsDrawn
 from osmosis_ai.errors import OsmosisError, reason_of
+from osmosis_ai.evaluation import local_results
 from osmosis_ai.evaluation.attempt_files import read_environment
 from osmosis_ai.evaluation.journal import replay
 from osmosis_ai.evaluation.lenient_json import as_number, as_table, as_text
-from osmosis_ai.evaluation.local_results import (
-    MAX_LISTED_BYTES,
-    LocalResults,
-    current_numbers,
-    pass_threshold_of,
-)
 from osmosis_ai.evaluation.manifest import Manifest, is_running
 from osmosis_ai.evaluation.metrics import RunScore
 from osmosis_ai.evaluation.run_directory import RunDirectory
@@ -111,7 +106,7 @@ class ReadRun(NamedTuple):
 
 
 def read_evaluation(
-    directory: Path, name: str, *, follow: Callable[[], LocalResults] | None = None
+    directory: Path, name: str, *, follow: Callable[[], local_results.LocalResults] | None = None
 ) -> ReadRun:
     """Read an evaluation; damage becomes a problem, not an error."""
     found = RunDirectory(directory)
@@ -123,7 +118,7 @@ def read_evaluation(
     # Check the lock first: the process that releases it has written everything before.
     running = is_running(directory.parent, directory.name)
     written = found.read_metrics() or {}
-    estimates, numbers, problems = current_numbers(found, written, follow)
+    estimates, numbers, problems = local_results.current_numbers(found, written, follow)
     if follow is None and estimates is not None and not problems:
         problems = _damage(found.events)
     facts = as_table(written.get("eval_run"))
@@ -135,7 +130,7 @@ def read_evaluation(
         entry,
         status="running" if running else "incomplete" if pending else "finished",
         ended_at=moment(facts.get("completed_at")),
-        measures=_measures(manifest, pass_threshold_of(found, written)),
+        measures=_measures(manifest, local_results.pass_threshold_of(found, written)),
         headline=headline,
         reward=reward.value if reward is not None else None,
         reward_low=reward.low if reward is not None else None,
@@ -152,7 +147,7 @@ def read_evaluation(
 def _damage(events: Path) -> tuple[str, ...]:
     """Return the problem of a journal of the expected size; lists do not read large journals."""
     try:
-        if 0 < size_of(events) <= MAX_LISTED_BYTES:
+        if 0 < size_of(events) <= local_results.MAX_LISTED_BYTES:
             deque(replay(events), maxlen=0)
     except OsmosisError as error:
         return (f"{error.with_hint} The numbers are those of the run's last session.",)

@@ -20,20 +20,7 @@ from osmosis_ai.config.issues import nearest
 from osmosis_ai.decisions.local_runs import read_local_samples, require_dataset_file
 from osmosis_ai.decisions.run_dataset import dataset_files, expected_answer
 from osmosis_ai.errors import NotFoundError, OsmosisError, reason_of
-from osmosis_ai.evaluation.attempt_files import (
-    AttemptFiles,
-    StoredArtifact,
-    StoredConversation,
-    read_config,
-    read_diagnostics,
-)
-from osmosis_ai.evaluation.journal import (
-    Entry,
-    JournalCorruptionError,
-    JournalReader,
-    not_part_of_run,
-    replay,
-)
+from osmosis_ai.evaluation import attempt_files, journal
 from osmosis_ai.evaluation.local_results import LocalResults, describe_lost_results, pass_threshold_of
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.run_directory import RunDirectory
@@ -184,8 +171,8 @@ class AttemptIndex:
         if not found:
             return None
         # The run may be deleted or archived at this moment.
-        with suppress(ValueError, OSError), JournalReader(self.directory.events) as journal:
-            return journal.record(found[0][0])
+        with suppress(ValueError, OSError), journal.JournalReader(self.directory.events) as lines:
+            return lines.record(found[0][0])
         return None
 
     def _read_identity(self) -> tuple[int, int, float, str]:
@@ -216,7 +203,7 @@ class AttemptIndex:
         """Insert the journal's lines up to a damaged one; return whether there was time for all."""
         lines, end = list[tuple[Any, ...]](), self.read
         try:
-            for entry in replay(self.directory.events, end):
+            for entry in journal.replay(self.directory.events, end):
                 lines.append(self._values(entry))
                 end = entry.end
                 if len(lines) >= _BATCH:
@@ -224,16 +211,16 @@ class AttemptIndex:
                     lines = []
                     if time.monotonic() > deadline and end < size:
                         return False
-        except JournalCorruptionError as error:
+        except journal.JournalCorruptionError as error:
             self.damage = f"{error.with_hint} Only results before this line are shown."
         if lines:
             self._write(lines, end)
         return True
 
-    def _values(self, entry: Entry) -> tuple[Any, ...]:
+    def _values(self, entry: journal.Entry) -> tuple[Any, ...]:
         record = entry.record
         if record.row_index >= self.rows or record.run_index >= self.n:
-            raise not_part_of_run(record.row_index, record.run_index, self.directory.events)
+            raise journal.not_part_of_run(record.row_index, record.run_index, self.directory.events)
         return (
             record.row_index * self.n + record.run_index,
             entry.offset,
@@ -501,7 +488,7 @@ class LocalSource:
     def sample(self, run: str, row: int, attempt: int, query: SampleQuery) -> SampleDetail:
         samples, entry = self._sample(run, row, attempt)
         record = samples.record(row, attempt)
-        diagnostics = read_diagnostics(samples.directory, record.rollout_id) if record else b""
+        diagnostics = attempt_files.read_diagnostics(samples.directory, record.rollout_id) if record else b""
         following, previous = samples.neighbours(query, entry)
         return SampleDetail(
             summary=entry,
@@ -513,15 +500,17 @@ class LocalSource:
             attempts=samples.attempts(row),
         )
 
-    def conversation(self, run: str, row: int, attempt: int, *, max_bytes: int) -> StoredConversation:
+    def conversation(
+        self, run: str, row: int, attempt: int, *, max_bytes: int
+    ) -> attempt_files.StoredConversation:
         return self._attempt(run, row, attempt).conversation(max_bytes=max_bytes)
 
     def read_conversations(
         self, run: str, samples: Sequence[SampleEntry], *, max_bytes: int
-    ) -> Iterator[StoredConversation]:
+    ) -> Iterator[attempt_files.StoredConversation]:
         return (self.conversation(run, each.row, each.attempt, max_bytes=max_bytes) for each in samples)
 
-    def artifacts(self, run: str, row: int, attempt: int) -> Sequence[StoredArtifact]:
+    def artifacts(self, run: str, row: int, attempt: int) -> Sequence[attempt_files.StoredArtifact]:
         return self._attempt(run, row, attempt).artifacts()
 
     def open_artifact(self, run: str, row: int, attempt: int, path: str) -> BinaryIO:
@@ -549,10 +538,12 @@ class LocalSource:
 
     def validation_conversation(
         self, run: str, row: int, attempt: int, *, max_bytes: int
-    ) -> StoredConversation:
+    ) -> attempt_files.StoredConversation:
         record = validated_record(self.validation(run), run, row, attempt)
         directory = RunDirectory(self._place("training", run).path)
-        return AttemptFiles(directory, record.rollout_id, row, attempt).conversation(max_bytes=max_bytes)
+        return attempt_files.AttemptFiles(directory, record.rollout_id, row, attempt).conversation(
+            max_bytes=max_bytes
+        )
 
     def state(self, kind: RunKind, run: str) -> RunState:
         place = self._place(kind, run)
@@ -619,7 +610,7 @@ class LocalSource:
         return replace(
             detail,
             summary=run_files.with_time_so_far(detail.summary),
-            config_written=read_config(samples.directory),
+            config_written=attempt_files.read_config(samples.directory),
             config_effective=known.manifest.inputs,
             secret_names=run_files.secret_names(known.manifest),
             failures=samples.failures(),
@@ -647,8 +638,8 @@ class LocalSource:
             raise samples.no_sample(run, row, attempt)
         return samples, entry
 
-    def _attempt(self, run: str, row: int, attempt: int) -> AttemptFiles:
+    def _attempt(self, run: str, row: int, attempt: int) -> attempt_files.AttemptFiles:
         samples, _ = self._sample(run, row, attempt)
         record = samples.record(row, attempt)
         rollout_id = record.rollout_id if record is not None else "-"
-        return AttemptFiles(samples.directory, rollout_id, row, attempt)
+        return attempt_files.AttemptFiles(samples.directory, rollout_id, row, attempt)

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import text
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.log_lines import MAX_MESSAGE_CHARS, LogLine
 from osmosis_ai.platform.logs import Direction
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.redaction import Redactor
 
 
 def pages(services: PlatformServices, direction: Direction, limit: int) -> list[list[str | None]]:
@@ -73,16 +71,3 @@ def test_a_line_is_bounded_and_always_text(services: PlatformServices) -> None:
     assert long.message is not None and long.message.endswith("x… (5 more characters)")
     assert long.step == "s" * 64 and "truncated" in (long.details or {})
     assert odd.message == "a\N{REPLACEMENT CHARACTER}b?c"
-
-
-def test_secrets_are_blanked_before_a_line_is_kept(services: PlatformServices) -> None:
-    line = LogLine(
-        "key=canary-4711 " + "x" * MAX_MESSAGE_CHARS, step="run", details={"env": {"KEY": "canary-4711"}}
-    )
-    services.logs.append("run_1", [line], redactor=Redactor(["canary-4711"]))
-    with services.db.session() as session:
-        kept = str(session.execute(text("SELECT * FROM log_lines")).all()).encode()
-    assert b"canary-4711" not in kept and b"[REDACTED]" in kept
-    services.db.dispose()
-    for path in services.config.home.rglob("*"):
-        assert not path.is_file() or b"canary-4711" not in path.read_bytes(), path

@@ -7,11 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 from urllib.parse import quote, urlsplit
 
 import httpx
 from pydantic import ValidationError
+from typing_extensions import Unpack
 
 from osmosis_ai._version import __version__
 from osmosis_ai.api.capabilities import HOSTED, Capability, capability_of_route, read_capabilities
@@ -90,6 +91,14 @@ def decode(content: bytes, model: type[M], call: str) -> M:
             for problem in error.errors(include_url=False, include_context=False, include_input=False)[:3]
         ]
         raise UnreadableReply(f"Response to {call} is invalid: {', '.join(problems)}.") from None
+
+
+class RequestOptions(TypedDict, total=False):
+    git: GitScope
+    anonymous: bool
+    timeout_s: float | None
+    retry: Retry
+    headers: Mapping[str, str] | None
 
 
 class StreamCut(PlatformError):
@@ -182,24 +191,10 @@ class PlatformClient:
         body: WireModel | Mapping[str, Any] | None = None,
         *,
         model: type[M],
-        timeout_s: float | None = None,
-        retry: Retry = NEVER,
-        git: GitScope = "required",
-        headers: Mapping[str, str] | None = None,
-        anonymous: bool = False,
+        **options: Unpack[RequestOptions],
     ) -> M:
         """Send ``body`` (``{}`` if None) to ``path``; once, unless ``retry`` allows more."""
-        return self.request(
-            "POST",
-            path,
-            model=model,
-            body=body or {},
-            timeout_s=timeout_s,
-            retry=retry,
-            git=git,
-            headers=headers,
-            anonymous=anonymous,
-        )
+        return self.request("POST", path, model=model, body=body or {}, **options)
 
     def delete(
         self, path: str, body: WireModel | Mapping[str, Any] | None = None, *, git: GitScope = "required"

@@ -115,18 +115,24 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _parse_rows(text: str, total_rows: int) -> Sequence[int]:
-    chosen: set[int] = set()
+def parse_ranges(text: str) -> Iterator[tuple[int, int]]:
+    """Yield the first and last row of each part of ``3,7,10-20``."""
     for part in text.split(","):
         match = _PART.fullmatch(part)
         if match is None:
             raise OsmosisError(
-                f"cannot read '{part.strip()}' in rows '{text}'; expected rows from 0 and ranges, as in '3,7,10-20'."
+                f"cannot read '{part.strip()[:80]}' in rows '{text[:80]}'; expected rows from 0 and ranges, as in "
+                "'3,7,10-20'."
             )
-        first = int(match[1])
-        last = int(match[2] or first)
+        first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
-            raise OsmosisError(f"the range '{part.strip()}' in rows '{text}' ends before it starts.")
+            raise OsmosisError(f"the range '{part.strip()}' in rows '{text[:80]}' ends before it starts.")
+        yield first, last
+
+
+def _parse_rows(text: str, total_rows: int) -> Sequence[int]:
+    chosen: set[int] = set()
+    for first, last in parse_ranges(text):
         if last >= total_rows:
             known = f"rows 0-{total_rows - 1}" if total_rows else "no rows"
             raise OsmosisError(f"row {last} in rows '{text}' is out of range: the file has {known}.")

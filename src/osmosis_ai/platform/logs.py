@@ -26,22 +26,13 @@ class LogStore:
         self._db = db
         self._clock = clock
 
-    def append(
-        self, subject_id: str, lines: Iterable[LogLine], *, redactor: Redactor = _NOTHING_SECRET
-    ) -> None:
+    def append(self, subject_id: str, lines: Iterable[LogLine]) -> None:
         """Add lines to the log of a dataset or run, all or none."""
         with self._db.transaction() as session:
-            self.add(session, subject_id, lines, redactor=redactor)
+            self.add(session, subject_id, lines)
 
-    def add(
-        self,
-        session: Session,
-        subject_id: str,
-        lines: Iterable[LogLine],
-        *,
-        redactor: Redactor = _NOTHING_SECRET,
-    ) -> None:
-        """Like :meth:`append`, in the caller's transaction."""
+    def add(self, session: Session, subject_id: str, lines: Iterable[LogLine]) -> None:
+        """Like :meth:`append`, in the caller's transaction. Workers have removed secrets from their lines."""
         now = self._clock.now()
         rows = [
             {
@@ -49,8 +40,8 @@ class LogStore:
                 "timestamp": line.timestamp or now,
                 "level": line.level,
                 "step": line.step[:64],
-                "message": bounded(redactor.text(storable(line.message))),
-                "details": bounded_details(line.details, redactor) if line.details is not None else None,
+                "message": bounded(storable(line.message)),
+                "details": None if line.details is None else bounded_details(line.details, _NOTHING_SECRET),
             }
             for line in lines
         ]

@@ -38,14 +38,13 @@ from pathlib import Path
 import uvicorn
 from osmosis_ai.platform.app import create_app
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.datasets.store import DatasetLimits
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import World
 
 listening = socket.create_server(("127.0.0.1", 0))
 home = Path(sys.argv[1])
 services = PlatformServices(PlatformConfig(home=home, port=listening.getsockname()[1]))
-services.datasets.limits = DatasetLimits(multipart_from_bytes=int(sys.argv[2]))
+services.datasets.multipart_from_bytes = int(sys.argv[2])
 headers = World(services).member().headers
 print(json.dumps({"url": services.config.base_url, "headers": headers}), flush=True)
 uvicorn.Server(uvicorn.Config(create_app(services), log_level="warning")).run(sockets=[listening])

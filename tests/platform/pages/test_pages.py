@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -237,7 +236,7 @@ def test_a_dataset_is_uploaded_on_its_page(
 def test_a_dataset_is_uploaded_in_parts(
     browser: TestClient, member: Member, services: PlatformServices
 ) -> None:
-    services.datasets.limits = replace(services.datasets.limits, multipart_from_bytes=100, part_bytes=100)
+    services.datasets.multipart_from_bytes = services.datasets.part_bytes = 100
     sign_in(browser)
     page = browser.get("/fern/datasets")
     form = {"csrf": csrf_of(page)}

@@ -20,7 +20,8 @@ def worked_on(runs: Path, shard_id: str, *, age_s: float) -> WorkingDirectory:
     evaluation.trials.mkdir(parents=True)
     directory.source.mkdir()
     directory.training.path.mkdir()
-    for file in (directory.source_archive, directory.log, evaluation.events, directory.training.metrics):
+    lock = directory.path / "worker.lock"
+    for file in (lock, directory.log, evaluation.events, directory.training.metrics):
         file.write_bytes(b"x")
     for path in [directory.path, *directory.path.rglob("*")]:
         os.utime(path, (time.time() - age_s,) * 2)
@@ -33,17 +34,11 @@ def test_only_directories_without_a_worker_for_a_day_are_removed(tmp_path: Path)
     runs.mkdir()
     worked_on(runs, "shd_old", age_s=OLD_S)
     worked_on(runs, "shd_young", age_s=KEPT_S - 60)
-    for shard_id, changed in (("shd_eval", "evaluation/a/events.jsonl"), ("shd_train", "training/x")):
-        (worked_on(runs, shard_id, age_s=OLD_S).path / changed).write_bytes(b"new")
+    worked_on(runs, "shd_touched", age_s=OLD_S).touch()
     locked = worked_on(runs, "shd_locked", age_s=OLD_S)
     assert locked.lock() and not WorkingDirectory(runs, "shd_locked").lock()
     remove_old(runs)
-    assert sorted(path.name for path in runs.iterdir()) == [
-        "shd_eval",
-        "shd_locked",
-        "shd_train",
-        "shd_young",
-    ]
+    assert sorted(path.name for path in runs.iterdir()) == ["shd_locked", "shd_touched", "shd_young"]
 
 
 def test_hostile_and_damaged_directories_are_removed_and_links_are_not_followed(tmp_path: Path) -> None:

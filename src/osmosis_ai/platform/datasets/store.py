@@ -77,15 +77,6 @@ _TICK = timedelta(milliseconds=1)
 _NEWEST_FIRST: PagedRows[DbDataset] = PagedRows.newest(DbDataset, defer(DbDataset.preview, raiseload=True))
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetLimits:
-    """Maximum size of a file, minimum size of a multipart upload, and size of its parts; in bytes."""
-
-    max_bytes: int = MAX_FILE_BYTES
-    multipart_from_bytes: int = MULTIPART_FROM_BYTES
-    part_bytes: int = PART_BYTES
-
-
 class DatasetRejected(OsmosisError):
     """An invalid upload, with every problem and the field that has it."""
 
@@ -136,7 +127,8 @@ class DatasetStore:
         self._blobs = blobs
         self._clock = clock
         self._logs = logs
-        self.limits = DatasetLimits()
+        self.max_bytes = MAX_FILE_BYTES
+        self.multipart_from_bytes, self.part_bytes = MULTIPART_FROM_BYTES, PART_BYTES
         self.ingest = Ingest(db, blobs, clock, logs)
 
     def create(
@@ -147,20 +139,20 @@ class DatasetStore:
         intent: UploadIntent | None = None,
     ) -> tuple[DbDataset, UploadInstructions]:
         """Announce bytes; return the dataset and where to send them."""
-        request = _checked(announced, self.limits.max_bytes)
+        request = _checked(announced, self.max_bytes)
         resumed = self._resume_upload(workspace_id, creator_id, request, intent)
         if resumed is not None:
             return resumed
         with self._db.session() as session:
             self._replaceable(session, workspace_id, request)
-        in_parts = request.file_size >= self.limits.multipart_from_bytes
+        in_parts = request.file_size >= self.multipart_from_bytes
         with new_upload(self._blobs, f"{_BLOB_PREFIX}/{token_hex(16)}.{request.extension}") as upload:
             pending = PendingUpload(
                 upload=upload,
                 extension=request.extension,
                 size=request.file_size,
                 sha256=intent.sha256 if intent is not None else None,
-                part_size=self.limits.part_bytes if in_parts else request.file_size,
+                part_size=self.part_bytes if in_parts else request.file_size,
                 creator_id=creator_id,
                 expires_at=self._clock.now() + UPLOAD_TTL,
             )

@@ -31,6 +31,7 @@ from sqlalchemy import delete, select, update
 
 from osmosis_ai.api.models.base import wire_time
 from osmosis_ai.api.models.eval_runs import DownloadItem
+from osmosis_ai.datasets.selection import parse_ranges
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import item_name
 from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE, IndexEntry
@@ -309,19 +310,8 @@ def parse_types(text: str | None) -> tuple[str, ...]:
 
 def parse_rows(text: str) -> list[tuple[int, int]]:
     """Return the ranges named by ``3,7,10-20`` as first and last row, sorted and disjoint."""
-    ranges = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        numbers = [first, last] if dash else [first, first]
-        is_number = all(number.isascii() and number.isdigit() and len(number) <= 18 for number in numbers)
-        if not is_number or int(numbers[1]) < int(numbers[0]):
-            raise OsmosisError(
-                f"cannot read the rows '{text[:80]}'; expected rows from 0 and ranges, as in '3,7,10-20'.",
-                details={"key": "rows"},
-            )
-        ranges.append((int(numbers[0]), int(numbers[1])))
     merged: list[tuple[int, int]] = []
-    for low, high in sorted(ranges):
+    for low, high in sorted(parse_ranges(text)):
         if merged and low <= merged[-1][1]:
             low, high = merged[-1][0], max(high, merged.pop()[1])
         merged.append((low, high))

@@ -25,7 +25,7 @@ from osmosis_ai.api.models.base import wire_time
 from osmosis_ai.api.models.eval_imports import SCHEMA_VERSION, EvalImportStart, ImportedRun, ImportFile
 from osmosis_ai.controller.outcomes import ERROR_SOURCES
 from osmosis_ai.controller.record import TerminalRecord, previews_of
-from osmosis_ai.datasets.selection import Selection, select_rows
+from osmosis_ai.datasets.selection import Selection, parse_ranges, select_rows
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.attempt_files import item_name
 from osmosis_ai.evaluation.conversation import Conversation, ConversationStep, as_messages, read_conversation
@@ -70,7 +70,6 @@ from osmosis_ai.rollout.trajectory import trajectory_problem
 _GIB, _MIB = 1 << 30, 1 << 20
 _PROVENANCE = ("sdk_version", "git_head", "git_branch", "git_dirty", "config_branch", "config_commit_sha")
 _MOST_ROWS = 10**9
-_ROWS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _RESERVED_NAME = re.compile(r"imports|check|run_[0-9a-f]{24}")
 """Routes next to those of runs, and ids of runs."""
@@ -108,16 +107,9 @@ def check_announcement(start: EvalImportStart) -> None:
 
 def selected_rows(run: ImportedRun) -> Selection:
     described = run.experiment_config.dataset.selected_source_rows
-    count = 0
-    for part in described.split(","):
-        match = _ROWS.fullmatch(part)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match is not None else (1, 0)
-        if last < first:
-            raise _refused("`selected_source_rows` takes rows and ranges, as in 0-9,12", "dataset")
-        count += last - first + 1
-        if count > MOST_SAMPLES:
-            # Checked before the ranges are expanded.
-            raise _refused(f"it uses more than {MOST_SAMPLES:,} rows", "dataset")
+    # Counted before the ranges are expanded.
+    if sum(last - first + 1 for first, last in parse_ranges(described)) > MOST_SAMPLES:
+        raise _refused(f"it uses more than {MOST_SAMPLES:,} rows", "dataset")
     return select_rows(_MOST_ROWS, limit=None, rows=described)
 
 

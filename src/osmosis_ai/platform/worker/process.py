@@ -43,8 +43,6 @@ from osmosis_ai.training.runs.run_directory import TrainingDirectory
 
 KEPT_S = 24 * 3600.0
 """How long the directory of a shard without a worker is kept after its last change."""
-# State that changes while a worker executes a shard; a rollout writes to none of these.
-_CHANGING = ("*", "evaluation/*/*", "training/*")
 
 
 class WorkingDirectory:
@@ -116,20 +114,16 @@ class WorkingDirectory:
 def remove_old(runs_dir: Path) -> None:
     """Delete the directories of shards that no worker of this machine has touched for :data:`KEPT_S`."""
     for path in runs_dir.iterdir() if runs_dir.is_dir() else ():
+        directory = WorkingDirectory(runs_dir, path.name)
         with suppress(OSError):
-            if path.is_dir() and not path.is_symlink() and time.time() - _changed_at(path) > KEPT_S:
-                directory = WorkingDirectory(runs_dir, path.name)
-                if directory.lock():
-                    directory.remove()
-
-
-def _changed_at(path: Path) -> float:
-    changed = path.stat().st_mtime
-    for pattern in _CHANGING:
-        for file in path.glob(pattern):
-            if file.is_file() and not file.is_symlink():
-                changed = max(changed, file.stat().st_mtime)
-    return changed
+            used_at = max(path.stat().st_mtime, directory.touched_at())
+            if (
+                path.is_dir()
+                and not path.is_symlink()
+                and time.time() - used_at > KEPT_S
+                and directory.lock()
+            ):
+                directory.remove()
 
 
 StartWorker = Callable[[Assignment], ChildProcess]

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.datasets.store import DatasetLimits
 from osmosis_ai.platform.server import run_platform
 from osmosis_ai.platform.services import PlatformServices
 from tests.logins import make_checkout
@@ -138,7 +137,7 @@ def upload_bench(directory: Path) -> Iterator[UploadBench]:
     with run_platform(PlatformConfig(home=directory / "platform", port=0, executor_slots=0)) as platform:
         services = platform.services
         part_bytes = -(-len(content) // PARTS)
-        services.datasets.limits = DatasetLimits(multipart_from_bytes=1000, part_bytes=part_bytes)
+        services.datasets.multipart_from_bytes, services.datasets.part_bytes = 1000, part_bytes
         member = World(services).member(identity=_IDENTITY)
         url = platform.config.base_url
         env = {

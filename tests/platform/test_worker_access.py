@@ -12,8 +12,9 @@ from osmosis_ai.api.models.workers import ClaimRequest
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.platform.accounts import TokenRejected
 from osmosis_ai.platform.db.tables import DbRun, DbRunShard, DbWorkerToken
-from osmosis_ai.platform.queue.access import CLAIM_WITHIN, WorkerAccess, WorkerRefused
+from osmosis_ai.platform.queue.access import CLAIM_WITHIN, WorkerAccess
 from osmosis_ai.platform.queue.queue import ClaimScope
+from osmosis_ai.platform.refusals import ApiError
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.viewer import runs_world
@@ -52,7 +53,7 @@ def request(claim_id: str = FIRST, **fields: Any) -> ClaimRequest:
 
 def refusal(access: WorkerAccess, bearer: str, **fields: Any) -> tuple[int, str]:
     """Return the status and code with which a claim is refused."""
-    with pytest.raises(WorkerRefused) as caught:
+    with pytest.raises(ApiError) as caught:
         access.authorize(bearer, request(**fields))
     return caught.value.status, caught.value.reason
 
@@ -80,7 +81,7 @@ def test_a_token_of_another_pool_or_release_and_a_revoked_one_are_refused(access
     token, plain = access.create_token("gpu")
     assert refusal(access, plain, pool="cpu") == (403, "WORKER_POOL")
     with pytest.raises(
-        WorkerRefused, match=r"this worker is '0.3.1\\x1b\[2J': install the platform's release"
+        ApiError, match=r"this worker is '0.3.1\\x1b\[2J': install the platform's release"
     ) as other:
         access.authorize(plain, request(sdk_version="0.3.1\x1b[2J"))
     assert (other.value.status, other.value.reason) == (426, "WORKER_RELEASE")
@@ -88,7 +89,7 @@ def test_a_token_of_another_pool_or_release_and_a_revoked_one_are_refused(access
     revoked_at = access.find_token(token.id).revoked_at
     assert access.revoke_token(token.id).revoked_at == revoked_at is not None
     assert refusal(access, plain) == (401, "TOKEN_REVOKED")
-    with pytest.raises(WorkerRefused, match="has been revoked"):
+    with pytest.raises(ApiError, match="has been revoked"):
         access.note_left(plain, request(leaves=True))
 
 
@@ -119,12 +120,12 @@ def test_waiting_for_a_run_that_cannot_come_is_refused_without_telling_why(
         assert access.authorize(plain, request(run_id="run_open")).pool == "gpu"
     refusals = set()
     for name in ("ended", "local", "foreign", "none"):
-        with pytest.raises(WorkerRefused) as caught:
+        with pytest.raises(ApiError) as caught:
             access.authorize(plain, request(run_id=f"run_{name}"))
         refusals.add((caught.value.status, caught.value.reason, caught.value.message))
     sentence = "there is no such run, it has ended, or this token cannot claim it in the pool 'gpu'."
     assert refusals == {(403, "RUN_NOT_FOR_WORKER", sentence)}
-    with pytest.raises(WorkerRefused, match=r"`--run` takes a run's id \(`run_…`\)"):
+    with pytest.raises(ApiError, match=r"`--run` takes a run's id \(`run_…`\)"):
         access.authorize(plain, request(run_id="open"))
     assert access.authorize(access.create_token("gpu")[1], request(run_id="run_foreign")).pool == "gpu"
 
@@ -138,7 +139,7 @@ def test_a_machine_without_a_sandbox_gets_no_runs_of_several_workspaces_unless_i
     _, everywhere = access.create_token("gpu")
     assert access.authorize(everywhere, request(**UNABLE)).worker_id
     other = world.member("tom", workspace="moss")
-    with pytest.raises(WorkerRefused, match=r"no runs of 2 workspaces.*sysctl -w x=1") as caught:
+    with pytest.raises(ApiError, match=r"no runs of 2 workspaces.*sysctl -w x=1") as caught:
         access.authorize(everywhere, request(**UNABLE))
     assert (caught.value.status, caught.value.reason) == (403, "WORKER_ISOLATION")
     for fields in ({"sandbox": True}, {"isolation": "off"}, {"sandbox": None}):

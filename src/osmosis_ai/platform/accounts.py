@@ -24,13 +24,13 @@ from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
 from osmosis_ai.platform.db.tables import DbDeviceLogin, DbToken, DbUser, DbWorkerToken, new_id
+from osmosis_ai.platform.refusals import ApiError
 from osmosis_ai.platform.workspaces import WorkspaceStore
 
 if TYPE_CHECKING:
     from argon2 import PasswordHasher
 
 TokenKind = Literal["cli", "api_key", "web"]
-RejectionCode = Literal["TOKEN_INVALID", "TOKEN_EXPIRED", "TOKEN_REVOKED"]
 
 USER_PREFIX = "osm_"
 WORKER_TOKEN_PREFIX = "osmw_"
@@ -72,14 +72,11 @@ class FirstLogin:
     workspace_name: str
 
 
-class TokenRejected(OsmosisError):
-    """A token is not valid; ``reason`` is the code of the reply."""
+class TokenRejected(ApiError):
+    """A token is not valid."""
 
-    default_code = "AUTH_REQUIRED"
-
-    def __init__(self, reason: RejectionCode, message: str) -> None:
-        super().__init__(message)
-        self.reason: RejectionCode = reason
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(401, reason, message, headers={"WWW-Authenticate": "Bearer"})
 
 
 class AccountStore:

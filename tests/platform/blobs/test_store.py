@@ -17,8 +17,8 @@ from sqlalchemy import update
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.blobs.local import LocalBlobStore
 from osmosis_ai.platform.blobs.signing import PartGrant, UrlSigner, load_signing_key
-from osmosis_ai.platform.blobs.store import TransferRefused
 from osmosis_ai.platform.db.tables import DbConversation, DbRun, DbRunFile
+from osmosis_ai.platform.refusals import ApiError
 from osmosis_ai.platform.runs.files import pack_files
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
@@ -88,7 +88,7 @@ def test_a_url_that_was_altered_in_any_place_or_is_another_platforms_is_refused(
     } - {token}
     nonsense = ("", ".", "a.b", "=.=", token * 100)
     for refused in (*altered, *nonsense, token_of(other.sign(grant, ttl=HOUR))):
-        with pytest.raises(TransferRefused):
+        with pytest.raises(ApiError):
             signer.part(refused)
 
 

@@ -10,7 +10,6 @@ from urllib.parse import quote
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.datasets.store import DatasetLimits
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 from tests.platform.datasets_world import DATASETS, Uploads, rows
@@ -102,10 +101,10 @@ GIB = 1 << 30
 
 
 @pytest.fixture
-def small_parts(services: PlatformServices) -> DatasetLimits:
+def small_parts(services: PlatformServices) -> None:
     """Files from 300 bytes on are sent in parts of 100."""
-    services.datasets.limits = DatasetLimits(max_bytes=5000, multipart_from_bytes=300, part_bytes=100)
-    return services.datasets.limits
+    services.datasets.max_bytes = 5000
+    services.datasets.multipart_from_bytes, services.datasets.part_bytes = 300, 100
 
 
 # Announcing
@@ -127,7 +126,7 @@ def announced(
 
 
 def test_an_open_upload_of_the_same_bytes_is_handed_back_with_what_has_arrived(
-    uploads: Uploads, small_parts: DatasetLimits, clock: ManualClock
+    uploads: Uploads, small_parts: None, clock: ManualClock
 ) -> None:
     first = announced(uploads).json()
     assert "received_parts" not in first["upload"]
@@ -149,7 +148,7 @@ def test_an_open_upload_of_the_same_bytes_is_handed_back_with_what_has_arrived(
 
 
 def test_only_the_same_user_and_bytes_go_on_and_only_while_the_upload_is_open(
-    uploads: Uploads, small_parts: DatasetLimits, world: World, clock: ManualClock
+    uploads: Uploads, small_parts: None, world: World, clock: ManualClock
 ) -> None:
     first = announced(uploads).json()
     for reply in (
@@ -167,7 +166,7 @@ def test_only_the_same_user_and_bytes_go_on_and_only_while_the_upload_is_open(
     assert announced(uploads).json()["upload"]["upload_id"] != anew["upload"]["upload_id"]
 
 
-def test_bytes_that_are_not_those_announced_are_refused(uploads: Uploads, small_parts: DatasetLimits) -> None:
+def test_bytes_that_are_not_those_announced_are_refused(uploads: Uploads, small_parts: None) -> None:
     data = rows(12)[:350].rpartition(b"\n")[0].ljust(350)
     begun = announced(uploads).json()
     assert uploads.complete(begun["id"], uploads.send(begun, data)).status_code == 200
@@ -194,7 +193,7 @@ def test_announcing_a_small_file_gives_one_url(uploads: Uploads) -> None:
 
 @pytest.mark.parametrize("size", [300, 301, 399, 400, 5000])
 def test_a_larger_file_is_sent_in_parts_of_exact_sizes(
-    uploads: Uploads, small_parts: DatasetLimits, size: int
+    uploads: Uploads, small_parts: None, size: int
 ) -> None:
     upload = uploads.begin("multiply", b"x" * size)["upload"]
 
@@ -294,7 +293,7 @@ def test_completing_again_changes_nothing(uploads: Uploads) -> None:
 
 
 def test_parts_that_are_missing_wrong_or_out_of_order_are_refused(
-    uploads: Uploads, small_parts: DatasetLimits
+    uploads: Uploads, small_parts: None
 ) -> None:
     data = rows(20)
     dataset = uploads.begin("multiply", data)

@@ -342,9 +342,9 @@ CANNOT_BE_ANNOUNCED: list[tuple[dict[str, Any], str]] = [
     (_with_run(started_at="0001-01-01T00:00:00+14:00"), "no moment of a calendar in UTC"),
     (_with_run(evaluation_config={"n": 10**9, "pass_threshold": 1.0}), "attempts; this platform takes"),
     (_with_run(evaluation_config={"n": 0, "pass_threshold": 1.0}), "n"),
-    (_with_rows("5-1"), "rows and ranges"),
+    (_with_rows("5-1"), "ends before it starts"),
     (_with_rows("0-999999999"), "uses more than 100,000 rows"),
-    (_with_rows("all"), "rows and ranges"),
+    (_with_rows("all"), "rows from 0 and ranges"),
 ]
 
 

@@ -28,19 +28,19 @@ from pathlib import Path
 from typing import BinaryIO
 
 from osmosis_ai.files import sync_directory, write_json
-from osmosis_ai.platform.blobs.signing import DownloadGrant, PartGrant, UrlSigner
+from osmosis_ai.platform.blobs.signing import DownloadGrant, PartGrant, UrlSigner, transfer_refused
 from osmosis_ai.platform.blobs.store import (
     BlobInfo,
     BlobNotFound,
     BlobUpload,
     Part,
     PartsMismatch,
-    TransferRefused,
     UploadNotFound,
     check_key,
     measure,
 )
 from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.refusals import ApiError
 
 BLOCK_BYTES = 1 << 20
 # A younger file may not be locked yet.
@@ -275,9 +275,9 @@ class IncomingFile:
         sync_directory(target.parent)
 
 
-def wrong_size(received: int, expected: int) -> TransferRefused:
+def wrong_size(received: int, expected: int) -> ApiError:
     status, reason = (413, "BODY_TOO_LARGE") if received > expected else (400, "BODY_INCOMPLETE")
-    return TransferRefused(
+    return transfer_refused(
         status, reason, f"the body must have exactly {expected} bytes, got {received} (nothing was stored)."
     )
 

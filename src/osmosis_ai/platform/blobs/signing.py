@@ -22,9 +22,9 @@ from urllib.parse import quote
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import write_new
-from osmosis_ai.platform.blobs.store import TransferRefused
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.refusals import ApiError
 
 BLOBS_PATH = "/blobs"
 OCTET_STREAM = "application/octet-stream"
@@ -78,21 +78,25 @@ class UrlSigner:
         payload, _, mac = token.partition(".")
         is_possible = token.isascii() and len(token) <= _MAX_TOKEN_CHARS
         if not is_possible or not hmac.compare_digest(mac, self._mac(payload)):
-            raise TransferRefused(
-                403, "BLOB_URL_INVALID", "this URL was altered, or its signing key was replaced."
-            )
+            message = "this URL was altered, or its signing key was replaced."
+            raise transfer_refused(403, "BLOB_URL_INVALID", message)
         # From here on the platform itself wrote it.
         padded = payload + "=" * (-len(payload) % 4)
         allowed, expires_at, *claims = cast(list[Any], json.loads(base64.urlsafe_b64decode(padded)))
         if allowed != method:
-            raise TransferRefused(403, "BLOB_URL_INVALID", f"this URL allows {allowed}, not {method}.")
+            raise transfer_refused(403, "BLOB_URL_INVALID", f"this URL allows {allowed}, not {method}.")
         if self.clock.now().timestamp() >= expires_at:
             message = "this URL has expired; run the command again for a new one."
-            raise TransferRefused(403, "BLOB_URL_EXPIRED", message)
+            raise transfer_refused(403, "BLOB_URL_EXPIRED", message)
         return claims
 
     def _mac(self, payload: str) -> str:
         return _encode(hmac.new(self.key, _PURPOSE + payload.encode("ascii"), hashlib.sha256).digest())
+
+
+def transfer_refused(status: int, reason: str, message: str) -> ApiError:
+    """Return the refusal of a transfer: the client may still be sending, and the rest is not read."""
+    return ApiError(status, reason, message, headers={"Connection": "close"})
 
 
 def url_signer(config: PlatformConfig, clock: Clock) -> UrlSigner:

@@ -46,15 +46,6 @@ class PartsMismatch(BlobError):
     """The parts named at the end of an upload are not those received."""
 
 
-class TransferRefused(BlobError):
-    """A signed URL does not permit a request or its body. ``status`` and ``reason`` are the HTTP reply's."""
-
-    def __init__(self, status: int, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.reason = reason
-
-
 class BlobStoreError(BlobError):
     """The store refuses the platform itself, is full, or holds other bytes than were stored."""
 

@@ -57,6 +57,7 @@ from osmosis_ai.platform.db.keyset import PagedRows
 from osmosis_ai.platform.db.tables import DbDataset, DbLogLine, DbRun, new_id
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
+from osmosis_ai.platform.refusals import ApiError
 from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, KIND_NAMES, OPEN
 from osmosis_ai.platform.workspaces import no_such_name
 from osmosis_ai.viewer.source import ItemPage
@@ -77,14 +78,13 @@ _TICK = timedelta(milliseconds=1)
 _NEWEST_FIRST: PagedRows[DbDataset] = PagedRows.newest(DbDataset, defer(DbDataset.preview, raiseload=True))
 
 
-class DatasetRejected(OsmosisError):
-    """An invalid upload, with every problem and the field that has it."""
-
-    def __init__(self, issues: list[tuple[str, str]]) -> None:
-        (self.field, problem), *more = issues
-        super().__init__(f"the dataset has {len(issues)} problems." if more else f"{problem}.")
-        # A single problem is in the message alone.
-        self.issues = [{"key": key, "message": problem} for key, problem in issues] if more else []
+def _rejected(issues: list[tuple[str, str]]) -> ApiError:
+    """Return the error for an invalid upload, with every problem and the field that has it."""
+    field, problem = issues[0]
+    if len(issues) == 1:
+        return ApiError(400, "INVALID_DATASET", f"{problem}.", field)
+    listed = [{"key": key, "message": problem} for key, problem in issues]
+    return ApiError(400, "INVALID_DATASET", f"the dataset has {len(issues)} problems.", field, listed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +173,7 @@ class DatasetStore:
         pending = PendingUpload.of(row)
         if pending is not None and pending.etags is None:
             if _normal_extension(extension) != pending.extension:
-                raise DatasetRejected(
+                raise _rejected(
                     [("file_extension", f"the upload was announced as {pending.extension}, not {extension}")]
                 )
             self._record_complete(row.id, pending, self._received(row, pending, parts))
@@ -335,7 +335,7 @@ class DatasetStore:
                 raise _unknown(session, workspace_id, request.overwrite_dataset_id)
             if row.name != request.file_name:
                 problem = f"the dataset to overwrite is called '{row.name}', not '{request.file_name}'"
-                raise DatasetRejected([("overwrite_dataset_id", problem)])
+                raise _rejected([("overwrite_dataset_id", problem)])
             return row
         named = select(DbDataset).where(
             DbDataset.workspace_id == workspace_id, DbDataset.name == request.file_name
@@ -367,7 +367,7 @@ class DatasetStore:
             return []
         if (more := len(problems) - _MOST_ISSUES) > 0:
             problems[_MOST_ISSUES:] = [f"and {more} more"]
-        raise DatasetRejected([("parts", problem) for problem in problems])
+        raise _rejected([("parts", problem) for problem in problems])
 
     def _record_complete(self, dataset_id: str, pending: PendingUpload, etags: Sequence[str]) -> None:
         with self._db.transaction() as session:
@@ -624,7 +624,7 @@ def _checked(request: DatasetCreateRequest, max_bytes: int) -> DatasetCreateRequ
         most = f"the maximum is {max_bytes:,}"
         issues.append(("file_size", f"the file has {request.file_size:,} bytes; {most}"))
     if issues:
-        raise DatasetRejected(issues)
+        raise _rejected(issues)
     return request.model_copy(update={"file_name": name, "extension": extension})
 
 

@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from osmosis_ai.api.git_identity import parse_identity
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.accounts import Principal, TokenRejected, note_use, should_note_use
+from osmosis_ai.platform.accounts import Principal, note_use, should_note_use
 from osmosis_ai.platform.db.tables import (
     DbMembership,
     DbRepository,
@@ -111,10 +111,7 @@ async def _authenticated(
         principal = services.accounts.principal(session, plain)
         return principal, resolve(session, principal)
 
-    try:
-        principal, found = await services.db.read(read)
-    except TokenRejected as error:
-        raise unauthorized(error.reason, error.message) from None
+    principal, found = await services.db.read(read)
     if should_note_use(services.clock, principal.token):
         await run_in_threadpool(note_use, services.db, services.clock, principal.token)
     return found

@@ -6,7 +6,7 @@ import logging
 import re
 import secrets
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -24,6 +24,7 @@ from osmosis_ai.files import is_disk_full
 from osmosis_ai.installation import installed_state
 from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobStoreError
 from osmosis_ai.platform.db.engine import DatabaseBusyError, DatabaseUnreachableError, StorageFullError
+from osmosis_ai.platform.refusals import ApiError as ApiError
 
 logger = logging.getLogger("osmosis_ai.platform.http")
 
@@ -42,34 +43,13 @@ JSON_BODY = "osmosis.json"
 """The key of a request's scope with a list of its parsed JSON body."""
 
 
-class ApiError(Exception):
-    def __init__(
-        self,
-        status: int,
-        code: str,
-        message: str,
-        field: str | None = None,
-        issues: Sequence[str | Mapping[str, Any]] = (),
-        *,
-        headers: Mapping[str, str] | None = None,
-        **extra: Any,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.field = field
-        self.issues = list(issues)
-        self.headers = dict(headers or {})
-        self.extra = extra
-
-    def response(self) -> JSONResponse:
-        body: dict[str, Any] = {**self.extra, "error": self.message, "code": self.code}
-        if self.field:
-            body["field"] = self.field
-        if self.issues:
-            body["issues"] = self.issues
-        return JSONResponse(body, status_code=self.status, headers=self.headers)
+def response_of(error: ApiError) -> JSONResponse:
+    body: dict[str, Any] = {**error.extra, "error": error.message, "code": error.reason}
+    if error.field:
+        body["field"] = error.field
+    if error.issues:
+        body["issues"] = error.issues
+    return JSONResponse(body, status_code=error.status, headers=error.headers)
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -102,7 +82,7 @@ class ErrorEdge:
         except ClientDisconnect:
             return
         except Exception as error:
-            reply = as_api_error(error, Request(scope)).response()
+            reply = response_of(as_api_error(error, Request(scope)))
             if started:
                 # A partial reply cannot be repaired; the server closes the connection.
                 return
@@ -110,7 +90,7 @@ class ErrorEdge:
 
 
 async def _on_error(request: Request, error: Exception) -> JSONResponse:
-    return as_api_error(error, request).response()
+    return response_of(as_api_error(error, request))
 
 
 def as_api_error(error: Exception, request: Request) -> ApiError:

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from osmosis_ai.api.capabilities import CAPABILITIES_HEADER, Capability, capabilities_header
-from osmosis_ai.platform.http.errors import ApiError
+from osmosis_ai.platform.http.errors import ApiError, response_of
 from osmosis_ai.platform.operations import PlatformMetrics
 
 logger = logging.getLogger("osmosis_ai.platform.http.requests")
@@ -123,7 +123,7 @@ class BodyLimit:
         headers = Headers(scope=scope)
         announced = headers.get("content-length", "")
         if announced.isdigit() and int(announced) > _MAX_JSON_BYTES:
-            await _too_large().response()(scope, receive, send)
+            await response_of(_too_large())(scope, receive, send)
             return
         received, deadline = 0, 0.0
         # After the body, only a disconnect can follow, which has no deadline.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 
 from sqlalchemy import func, select, update
@@ -36,35 +36,15 @@ from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.machines import Demands, KnownWorkers
 from osmosis_ai.platform.queue.queue import LOCAL, ClaimScope, lock_shard
+from osmosis_ai.platform.refusals import ApiError
 from osmosis_ai.platform.runs.lifecycle import OPEN
 from osmosis_ai.sandbox.isolation import ISOLATION_ENV
 
-_STATUSES: Mapping[str, int] = {
-    "TOKEN_INVALID": 401,
-    "TOKEN_REVOKED": 401,
-    "WORKER_TOKEN_REQUIRED": 403,
-    "WORKER_RELEASE": 426,
-    "WORKER_POOL": 403,
-    "WORKER_ISOLATION": 403,
-    "RUN_NOT_FOR_WORKER": 403,
-    "TICKET_VOID": 401,
-    "TICKET_USED": 409,
-}
-"""HTTP statuses of refused claims."""
 CLAIM_WITHIN = timedelta(minutes=10)
 """How long a ticket can be used for its first claim after its job was first seen running."""
 # Repeated refusals must not fill a run's log.
 _REFUSAL_LOGGED_EVERY = timedelta(minutes=1)
 _UNKNOWN = "it does not say why"
-
-
-class WorkerRefused(OsmosisError):
-    default_code = "AUTH_REQUIRED"
-
-    def __init__(self, reason: str, message: str, status: int | None = None) -> None:
-        super().__init__(message)
-        self.status = status or _STATUSES[reason]
-        self.reason = reason
 
 
 class WorkerAccess:
@@ -142,7 +122,7 @@ class WorkerAccess:
             session.execute(update(DbRunShard).where(DbRunShard.id == shard_id).values(ticket_hash=None))
 
     def authorize(self, bearer: str, request: ClaimRequest) -> ClaimScope:
-        """Return what the bearer of a token or ticket may claim; a WorkerRefused otherwise."""
+        """Return what the bearer of a token or ticket may claim; an ApiError otherwise."""
         if hmac.compare_digest(bearer.encode(), self.local_token.encode()):
             return ClaimScope(token_id=LOCAL)
         if bearer.startswith(TICKET_PREFIX):
@@ -152,7 +132,7 @@ class WorkerAccess:
             raise refused
         if request.pool not in (None, token.pool):
             message = f"this worker token is for the pool '{token.pool}', not for '{request.pool}'."
-            raise WorkerRefused("WORKER_POOL", message)
+            raise ApiError(403, "WORKER_POOL", message)
         spaces = frozenset(token.workspace_ids) if token.workspace_ids is not None else None
         if request.run_id is not None:
             self._require_claimable(request.run_id, token.pool, spaces)
@@ -170,7 +150,8 @@ class WorkerAccess:
 
     def _token(self, bearer: str) -> DbWorkerToken:
         if bearer.startswith(USER_PREFIX):
-            raise WorkerRefused(
+            raise ApiError(
+                403,
                 "WORKER_TOKEN_REQUIRED",
                 "this is a user's token, and workers need one of their own: create it on the platform's machine with "
                 "`osmosis platform worker-token create --pool NAME`.",
@@ -178,9 +159,9 @@ class WorkerAccess:
         known = DbWorkerToken.token_hash == bearer_hash(bearer)
         token = self._db.scalar(select(DbWorkerToken).where(known))
         if token is None:
-            raise WorkerRefused("TOKEN_INVALID", "this worker token does not exist on this platform.")
+            raise ApiError(401, "TOKEN_INVALID", "this worker token does not exist on this platform.")
         if token.revoked_at is not None:
-            raise WorkerRefused("TOKEN_REVOKED", "this worker token has been revoked.")
+            raise ApiError(401, "TOKEN_REVOKED", "this worker token has been revoked.")
         note_use(self._db, self._clock, token)
         return token
 
@@ -194,14 +175,14 @@ class WorkerAccess:
         message = f"there is no such run, it has ended, or this token cannot claim it in the pool '{pool}'."
         if not run_id.startswith("run_"):
             message += " `--run` takes a run's id (`run_…`) from `osmosis eval list --json`, not its name."
-        raise WorkerRefused("RUN_NOT_FOR_WORKER", message)
+        raise ApiError(403, "RUN_NOT_FOR_WORKER", message)
 
     def _ticket_scope(self, bearer: str, request: ClaimRequest) -> ClaimScope:
         with self._db.transaction() as session:
             found = lock_shard(session, DbRunShard.ticket_hash == bearer_hash(bearer))
             if found is None:
                 why = "this ticket is void: it was withdrawn, or its job has ended."
-                raise WorkerRefused("TICKET_VOID", why)
+                raise ApiError(401, "TICKET_VOID", why)
             run, shard = found
             refused = self._ticket_refusal(session, run, shard, request)
             if refused is None:
@@ -222,23 +203,23 @@ class WorkerAccess:
 
     def _ticket_refusal(
         self, session: Session, run: DbRun, shard: DbRunShard, request: ClaimRequest
-    ) -> WorkerRefused | None:
+    ) -> ApiError | None:
         if (refused := _other_release(request)) is not None:
             return refused
         is_repeated = shard.ticket_claim_id == request.claim_id
         if shard.ticket_claim_id is not None and not is_repeated:
-            return WorkerRefused("TICKET_USED", "this ticket has been used by another worker.")
+            return ApiError(409, "TICKET_USED", "this ticket has been used by another worker.")
         if request.run_id not in (None, run.id):
-            return WorkerRefused("RUN_NOT_FOR_WORKER", "this ticket is for another run.")
+            return ApiError(403, "RUN_NOT_FOR_WORKER", "this ticket is for another run.")
         attempts = shard.ticket_attempt - (0 if is_repeated else 1)
         if run.status not in OPEN or shard.status not in OPEN or shard.attempt > attempts:
             why = "this ticket is void: its run has ended, or was claimed by another worker."
-            return WorkerRefused("TICKET_VOID", why, status=409)
+            return ApiError(409, "TICKET_VOID", why)
         # If the clock was set back, the time that has passed is unknown; the next job has its own ticket.
         running_at = shard.ticket_running_at
         if running_at is not None and abs(self._clock.now() - running_at) > CLAIM_WITHIN:
             why = "this ticket is void: it was not used within ten minutes of the start of its job."
-            return WorkerRefused("TICKET_VOID", why)
+            return ApiError(401, "TICKET_VOID", why)
         if is_repeated:
             return None
         if self._demands.read(run.request).needs_sandbox and request.sandbox is False:
@@ -246,7 +227,7 @@ class WorkerAccess:
                 f"{_named(request)} does not get this run, which needs a sandbox: rollouts cannot be sandboxed there "
                 f"({request.sandbox_problem or _UNKNOWN})."
             )
-            return WorkerRefused("WORKER_ISOLATION", why)
+            return ApiError(403, "WORKER_ISOLATION", why)
         return _unconfined(session, request, of_cluster=True)
 
 
@@ -256,7 +237,7 @@ def _unconfined(
     spaces: Collection[str] | None = None,
     *,
     of_cluster: bool = False,
-) -> WorkerRefused | None:
+) -> ApiError | None:
     """Return why a machine without a sandbox gets no runs of several workspaces; None if its operator permits it."""
     if request.sandbox is not False or request.isolation != "auto":
         return None
@@ -267,7 +248,8 @@ def _unconfined(
         return None
     name = _named(request) if of_cluster else "this machine"
     remedy = "" if of_cluster else "give it a token for one (`worker-token create --workspace`), or, "
-    return WorkerRefused(
+    return ApiError(
+        403,
         "WORKER_ISOLATION",
         f"{name} gets no runs of {workspaces} workspaces: rollouts cannot be sandboxed there "
         f"({request.sandbox_problem or _UNKNOWN}), so runs of one could read the secrets and files of another; "
@@ -279,10 +261,11 @@ def _named(request: ClaimRequest) -> str:
     return f"the machine '{request.machine}'" if request.machine else "this machine"
 
 
-def _other_release(request: ClaimRequest) -> WorkerRefused | None:
+def _other_release(request: ClaimRequest) -> ApiError | None:
     if request.sdk_version == __version__:
         return None
-    return WorkerRefused(
+    return ApiError(
+        426,
         "WORKER_RELEASE",
         f"this platform is release {__version__}, and this worker is {request.sdk_version[:32]!r}: install the "
         "platform's release on the worker's machine.",

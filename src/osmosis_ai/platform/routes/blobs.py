@@ -15,12 +15,17 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 
 from osmosis_ai.platform.blobs.local import BLOCK_BYTES, LocalBlobStore, wrong_size
-from osmosis_ai.platform.blobs.signing import BLOBS_PATH, OCTET_STREAM, DownloadGrant, content_disposition
+from osmosis_ai.platform.blobs.signing import (
+    BLOBS_PATH,
+    OCTET_STREAM,
+    DownloadGrant,
+    content_disposition,
+    transfer_refused,
+)
 from osmosis_ai.platform.blobs.store import (
     BlobError,
     BlobNotFound,
     BlobStoreError,
-    TransferRefused,
     UploadNotFound,
 )
 from osmosis_ai.platform.http.authentication import Services
@@ -57,9 +62,7 @@ async def send_part(request: Request, token: str, services: Services) -> Respons
                 await run_in_threadpool(incoming.write, block)
             part = await run_in_threadpool(store.keep_part, grant, incoming)
     except UploadNotFound as error:
-        raise _refused(404, "UPLOAD_NOT_FOUND", error.message) from None
-    except TransferRefused as error:
-        raise _refused(error.status, error.reason, error.message) from None
+        raise transfer_refused(404, "UPLOAD_NOT_FOUND", error.message) from None
     return Response(status_code=200, headers={"ETag": f'"{part.etag}"'})
 
 
@@ -69,8 +72,6 @@ def fetch(request: Request, token: str, services: Services) -> Response:
     try:
         grant = services.url_signer.download(token)
         handle, size, etag = _granted(services, grant)
-    except TransferRefused as error:
-        raise _refused(error.status, error.reason, error.message) from None
     except BlobNotFound:
         message = "this file was replaced or removed; request a new URL."
         raise ApiError(404, "BLOB_NOT_FOUND", message) from None
@@ -89,11 +90,6 @@ def _local_store(services: PlatformServices) -> LocalBlobStore:
     if isinstance(services.blobs, LocalBlobStore):
         return services.blobs
     raise ApiError(404, "BLOB_NOT_FOUND", "this platform does not store its files locally.")
-
-
-def _refused(status: int, code: str, message: str) -> ApiError:
-    # A client that is refused early is still sending, and the rest is not read.
-    return ApiError(status, code, message, headers={"Connection": "close"})
 
 
 def _granted(services: PlatformServices, grant: DownloadGrant) -> tuple[BinaryIO, int, str]:
@@ -120,7 +116,7 @@ async def _blocks(request: Request) -> AsyncIterator[bytes]:
             break
         except TimeoutError:
             message = f"no data was received for {_SILENCE_S:.0f} seconds."
-            raise _refused(408, "BODY_STALLED", message) from None
+            raise transfer_refused(408, "BODY_STALLED", message) from None
         pending += chunk
         if len(pending) >= BLOCK_BYTES:
             yield bytes(pending)

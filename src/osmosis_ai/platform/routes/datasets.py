@@ -8,10 +8,8 @@ from fastapi import Header
 
 from osmosis_ai.api.models import datasets as wire
 from osmosis_ai.api.models.base import LogPage
-from osmosis_ai.platform.datasets.store import DatasetRejected
 from osmosis_ai.platform.db.tables import DbDataset
 from osmosis_ai.platform.http.authentication import Services, WorkspaceScope
-from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.routing import LogPaging, Paging, api_router, page_url, quick_read
 
 router = api_router("/api/cli/datasets")
@@ -30,12 +28,9 @@ def create_dataset(
     services: Services, scope: WorkspaceScope, request: wire.DatasetCreateRequest, intent: IntentHeader = None
 ) -> wire.Dataset:
     """Start the upload of a file, and return the upload URLs."""
-    try:
-        row, instructions = services.datasets.create(
-            scope.workspace_id, scope.user.id, request, wire.UploadIntent.of(intent)
-        )
-    except DatasetRejected as error:
-        raise _rejected(error) from None
+    row, instructions = services.datasets.create(
+        scope.workspace_id, scope.user.id, request, wire.UploadIntent.of(intent)
+    )
     return _wire(services, scope, row, upload=instructions)
 
 
@@ -44,12 +39,7 @@ def complete_dataset(
     services: Services, scope: WorkspaceScope, dataset_id: str, request: wire.DatasetCompleteRequest
 ) -> wire.Dataset:
     """Complete an upload. The request may be repeated."""
-    try:
-        row = services.datasets.complete(
-            scope.workspace_id, dataset_id, request.file_extension, request.parts
-        )
-    except DatasetRejected as error:
-        raise _rejected(error) from None
+    row = services.datasets.complete(scope.workspace_id, dataset_id, request.file_extension, request.parts)
     return _wire(services, scope, row)
 
 
@@ -111,7 +101,3 @@ def _wire(services: Services, scope: WorkspaceScope, row: DbDataset, **more: Any
         platform_url=page_url(services, scope.workspace, "datasets", row.name),
         **more,
     )
-
-
-def _rejected(error: DatasetRejected) -> ApiError:
-    return ApiError(400, "INVALID_DATASET", error.message, field=error.field, issues=error.issues)

@@ -50,7 +50,7 @@ class _OpenAIRoute(ApiRoute):
                 create = "Create an API key with `osmosis platform token create --kind api_key`."
                 refusal = OpenAIError(401, f"{error.message} {create}", code="invalid_api_key")
             except ApiError as error:
-                code = "invalid_api_key" if error.status == 401 else error.code.lower()
+                code = "invalid_api_key" if error.status == 401 else error.reason.lower()
                 refusal = OpenAIError(error.status, error.message, code=code)
             return JSONResponse(refusal.body(), refusal.status, refusal.headers())
 

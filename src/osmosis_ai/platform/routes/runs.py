@@ -33,8 +33,6 @@ from osmosis_ai.platform.http.routing import (
 )
 from osmosis_ai.platform.isolation import isolation_shown
 from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
-from osmosis_ai.platform.runs.requests import SubmitRejectedError
-from osmosis_ai.platform.runs.run_store import RunEndedError
 from osmosis_ai.platform.secrets import MissingSecretsError
 from osmosis_ai.platform.services import PlatformServices
 
@@ -86,12 +84,7 @@ def run_router(prefix: str, kind: RunKind, config: ConfigKind) -> APIRouter:
     @router.post("/{name_or_id}/stop")
     def stop(services: Services, scope: WorkspaceScope, name_or_id: str) -> StopReply:
         """Request that a run stops. Its results so far are kept."""
-        try:
-            run = services.runs.stop(scope.workspace_id, kind, name_or_id, by=scope.user.email)
-        except RunEndedError as error:
-            refusal = ApiError(409, "RUN_ENDED", error.message, id=error.run.id)
-            refusal.extra["status"] = error.run.status
-            raise refusal from None
+        run = services.runs.stop(scope.workspace_id, kind, name_or_id, by=scope.user.email)
         return StopReply(id=run.id, status="stopping" if run.status in OPEN else run.status)
 
     @router.delete("/{name_or_id}")
@@ -141,10 +134,9 @@ def refusals(services: PlatformServices, scope: Scope, **extra: Any) -> Iterator
     """Turn the refusal of a run into a reply; ``extra`` are more keys of it."""
     try:
         yield
-    except SubmitRejectedError as error:
-        raise ApiError(
-            error.status, error.reason, error.message, field=error.field, issues=error.wire_issues(), **extra
-        ) from None
+    except ApiError as error:
+        error.extra |= extra
+        raise
     except MissingSecretsError as error:
         # Clients parse the names out of this sentence.
         page, names = page_url(services, scope.workspace, "secrets"), list(error.names)

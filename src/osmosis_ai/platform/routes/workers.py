@@ -37,7 +37,6 @@ from osmosis_ai.api.models.workers import (
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.http.authentication import bearer_token
 from osmosis_ai.platform.http.errors import JSON_BODY, ApiError, as_sentence
-from osmosis_ai.platform.queue.access import WorkerRefused
 from osmosis_ai.platform.queue.queue import RunQueue
 from osmosis_ai.platform.runs.journals import JournalDivergedError, read_journal
 from osmosis_ai.platform.runs.lifecycle import (
@@ -117,8 +116,6 @@ async def _do(work: Callable[..., Done], *arguments: Any) -> Done:
     """Run a blocking call in a thread, and turn its errors into replies."""
     try:
         return await run_in_threadpool(work, *arguments)
-    except WorkerRefused as error:
-        raise ApiError(error.status, error.reason, as_sentence(error)) from None
     except ConflictError as error:
         if type(error) not in _CODES:
             raise

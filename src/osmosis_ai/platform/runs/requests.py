@@ -27,6 +27,7 @@ from osmosis_ai.config.training import TRAINER_SECTIONS, TrainingSettings
 from osmosis_ai.datasets.selection import RowsDrawn, Selection, sample_rows, select_rows
 from osmosis_ai.errors import MissingExtraError, NotFoundError, OsmosisError
 from osmosis_ai.inference.catalog import base_model_of, served_models
+from osmosis_ai.platform.refusals import ApiError
 from osmosis_ai.platform.runs.lifecycle import KIND_NAMES, RunKind
 from osmosis_ai.training import has_train_extra, require_train_extra
 from osmosis_ai.workspace.secrets_file import value_problem
@@ -42,36 +43,24 @@ IsAdapter = Callable[[str], bool]
 """Returns whether a ``model_path`` is an adapter of the workspace that submits."""
 
 
-class SubmitRejectedError(OsmosisError):
-    def __init__(self, status: int, reason: str, message: str, *, issues: Sequence[Issue] = ()) -> None:
-        super().__init__(message)
-        self.status = status
-        self.reason = reason
-        self.issues = tuple(issues)
-
-    @property
-    def field(self) -> str | None:
-        """The key to look at first."""
-        return self.issues[0].key if self.issues else None
-
-    def wire_issues(self) -> list[dict[str, str]]:
-        found = []
-        for issue in self.issues:
-            described = {"key": issue.key, "message": issue.message}
-            if issue.suggestion is not None and issue.message.startswith("Unrecognized"):
-                section = issue.key.rpartition(".")[0]
-                described["key_correction"] = ".".join(filter(None, (section, issue.suggestion)))
-            elif issue.suggestion is not None:
-                # Clients would apply a correction of the value to the key.
-                described["message"] += f" (did you mean '{issue.suggestion}'?)"
-            found.append(described)
-        return found
-
-
-def rejected(issues: Sequence[Issue]) -> SubmitRejectedError:
+def rejected(
+    issues: Sequence[Issue],
+    status: int = 400,
+    reason: str = "INVALID_CONFIG",
     # Clients list the issues below this line.
-    message = "this run cannot be submitted with its configuration:"
-    return SubmitRejectedError(400, "INVALID_CONFIG", message, issues=issues)
+    message: str = "this run cannot be submitted with its configuration:",
+) -> ApiError:
+    found = []
+    for issue in issues:
+        described = {"key": issue.key, "message": issue.message}
+        if issue.suggestion is not None and issue.message.startswith("Unrecognized"):
+            section = issue.key.rpartition(".")[0]
+            described["key_correction"] = ".".join(filter(None, (section, issue.suggestion)))
+        elif issue.suggestion is not None:
+            # Clients would apply a correction of the value to the key.
+            described["message"] += f" (did you mean '{issue.suggestion}'?)"
+        found.append(described)
+    return ApiError(status, reason, message, issues[0].key, found)
 
 
 # -- rows --------------------------------------------------------------------------------------------
@@ -356,7 +345,7 @@ def parse_training_request(body: Mapping[str, Any], is_adapter: IsAdapter) -> Tr
     try:
         require_train_extra()
     except MissingExtraError as error:
-        raise SubmitRejectedError(
+        raise ApiError(
             409,
             "TRAINING_NOT_INSTALLED",
             f"this platform evaluates but cannot train: {error.message} The operator can install it there: "

@@ -30,6 +30,7 @@ from osmosis_ai.platform.db.tables import (
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.machines import Demands, PoolWaits, Wait, format_age
+from osmosis_ai.platform.refusals import ApiError
 from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, KIND_NAMES, OPEN, RunKind
 from osmosis_ai.platform.workspaces import row_named
 
@@ -76,14 +77,6 @@ class Queue(Protocol):
 
     def time(self, session: Session) -> datetime:
         """Return the present moment by the clock of leases."""
-
-
-class RunEndedError(ConflictError):
-    """A run that was to stop had ended before."""
-
-    def __init__(self, run: DbRun) -> None:
-        super().__init__(f"the run {run.name} has already ended: {run.status}.")
-        self.run = run
 
 
 @dataclass
@@ -160,7 +153,11 @@ class RunStore:
         with self._db.transaction() as session:
             run = session.get_one(DbRun, found.id, with_for_update=True)
             if run.status not in OPEN:
-                raise RunEndedError(run)
+                ended = ApiError(
+                    409, "RUN_ENDED", f"the run {run.name} has already ended: {run.status}.", id=run.id
+                )
+                ended.extra["status"] = run.status
+                raise ended
             if run.stop_requested_at is None:
                 self._logs.add(session, run.id, [LogLine(f"{by} asked for the run to stop", step="run")])
                 self._queue.request_stop(session, run)

@@ -41,13 +41,13 @@ from osmosis_ai.platform.gitsync.mirror import MirrorStore, RevisionError
 from osmosis_ai.platform.isolation import isolation_problem
 from osmosis_ai.platform.machines import Machine, needs_key
 from osmosis_ai.platform.models import find_adapter
+from osmosis_ai.platform.refusals import ApiError
 from osmosis_ai.platform.rollouts import RolloutStore, find_server, server_names
 from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.platform.runs.passing_attempts import count_passing
 from osmosis_ai.platform.runs.requests import (
     RowSelection,
     RunRequest,
-    SubmitRejectedError,
     TrainingRequest,
     parse_eval_request,
     parse_training_request,
@@ -201,7 +201,7 @@ class RunSubmitter:
         except FutureTimeout:
             pass
         except GitError as error:
-            raise SubmitRejectedError(400, "SOURCE_UNUSABLE", error.message) from None
+            raise ApiError(400, "SOURCE_UNUSABLE", error.message) from None
         except (OSError, OsmosisError) as error:
             # The run's first phase tries again.
             logger.warning("the code of a run could not be packed now: %s", error)
@@ -378,15 +378,12 @@ _NOUNS = tuple(
 # -- refusals ----------------------------------------------------------------------------------------
 
 
-def _no_dataset(name: str, names: Sequence[str], key: str = "experiment.dataset") -> SubmitRejectedError:
+def _no_dataset(name: str, names: Sequence[str], key: str = "experiment.dataset") -> ApiError:
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else "upload it with `osmosis dataset upload FILE`."
-    return SubmitRejectedError(
-        404,
-        "DATASET_NOT_FOUND",
-        f"there is no dataset '{name}' in this workspace; {hint}",
-        issues=[Issue(key, "no such dataset", suggestion=near[0] if near else None)],
-    )
+    issue = Issue(key, "no such dataset", suggestion=near[0] if near else None)
+    message = f"there is no dataset '{name}' in this workspace; {hint}"
+    return rejected([issue], 404, "DATASET_NOT_FOUND", message)
 
 
 def _require_columns(dataset: DbDataset, is_supervised: bool, key: str) -> None:
@@ -401,7 +398,7 @@ def _require_columns(dataset: DbDataset, is_supervised: bool, key: str) -> None:
         raise rejected([Issue(key, problem)])
 
 
-def _unusable_dataset(dataset: DbDataset) -> SubmitRejectedError:
+def _unusable_dataset(dataset: DbDataset) -> ApiError:
     name = dataset.name
     if dataset.status == "error":
         reason = (dataset.error or "it could not be read").rstrip(".")
@@ -412,10 +409,10 @@ def _unusable_dataset(dataset: DbDataset) -> SubmitRejectedError:
         sentence = f"the dataset '{name}' is still being checked (processing); submit again in a moment."
     else:
         sentence = f"the dataset '{name}' has not been uploaded yet ({dataset.status})."
-    return SubmitRejectedError(409, "DATASET_NOT_READY", sentence)
+    return ApiError(409, "DATASET_NOT_READY", sentence)
 
 
-def _not_fetched(reason: str) -> SubmitRejectedError:
-    return SubmitRejectedError(
+def _not_fetched(reason: str) -> ApiError:
+    return ApiError(
         502, "REPOSITORY_NOT_FETCHED", f"the platform could not fetch the code of this run: {reason}"
     )

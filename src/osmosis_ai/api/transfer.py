@@ -374,19 +374,12 @@ class _Transfer:
                 raise _passing(TransferError(f"{shown(self.url)} returned a web page instead of a file."))
             return
         failure = refusal(self.url, response)
-        if (
-            response.status_code == 403
-            and self.refresh_url is not None
-            and isinstance(failure, TransferError)
-        ):
-            self.url = self.refresh_url()
-            raise Transient(failure)
-        if (
-            self.store_within_s is not None
-            and isinstance(failure, TransferError)
-            and may_pass(response.status_code)
-        ):
-            raise _passing(failure)
+        if isinstance(failure, TransferError):
+            if response.status_code == 403 and self.refresh_url is not None:
+                self.url = self.refresh_url()
+                raise Transient(failure)
+            if self.store_within_s is not None and may_pass(response.status_code):
+                raise _passing(failure)
         raise failure
 
     def _start_again(self, response: httpx.Response) -> None:

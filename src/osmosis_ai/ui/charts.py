@@ -393,9 +393,7 @@ def line(
     return drawing.chart(label, axis, _BOTTOM, head, rows, notes=notes, places=whole, is_pointed_at=True)
 
 
-def sparkline(
-    values: Sequence[float | None], *, label: str = "trend", number: Written = numbers.number
-) -> Markup:
+def sparkline(values: Sequence[float | None], *, label: str, number: Written) -> Markup:
     """Return a sparkline with a dot at its end; "" for fewer than two values."""
     known = [(place, value) for place, value in enumerate(values) if value is not None and isfinite(value)]
     if len(known) < 2:

@@ -151,17 +151,12 @@ class ShownText(NamedTuple):
     left_out: int = 0
 
 
-class ShownExchange(NamedTuple):
-    name: str
-    arguments: ShownText | None
-    result: ShownText | None
-
-
 class ShownStep(NamedTuple):
     step: ConversationStep
     text: ShownText
     reasoning: ShownText
-    exchanges: Sequence[ShownExchange]
+    exchanges: Sequence[tuple[str, ShownText | None, ShownText | None]]
+    """Name, arguments and result of each tool call."""
     whole: bool
     cut: bool
 
@@ -219,14 +214,14 @@ def _shown(step: ConversationStep, room: _Room, *, whole: bool) -> ShownStep:
     reasoning = room.take(step.reasoning, most)
     text = room.take(step.text, most)
     exchanges = [
-        ShownExchange(
+        (
             exchange.name or "",
             room.take(_arguments(exchange), most) if exchange.call_id is not None else None,
             room.take(exchange.result, most) if exchange.result is not None else None,
         )
         for exchange in step.exchanges
     ]
-    texts = [reasoning, text, *(each for both in exchanges for each in (both.arguments, both.result) if each)]
+    texts = [reasoning, text, *(each for _, *both in exchanges for each in both if each)]
     left_out = sum(each.left_out for each in texts)
     size = left_out + sum(len(each.text) for each in texts)
     return ShownStep(step, text, reasoning, exchanges, whole=size <= LONGEST_SHOWN, cut=left_out > 0)

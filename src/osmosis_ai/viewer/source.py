@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 
 ItemT = TypeVar("ItemT")
+Place = tuple[int, int]
+"""A row and an attempt."""
 _MOST_COLUMNS = 50
 _WHOLE_TEXTS = ("system_prompt", "user_prompt", "messages", "ground_truth", METADATA_COLUMN)
 _BARS = 20
@@ -131,7 +133,7 @@ class FailureCount:
     boundary: str | None
     category: str | None
     count: int
-    example: tuple[int, int]
+    example: Place
     error: str | None = None
 
 
@@ -240,8 +242,8 @@ class SampleDetail:
     record: Mapping[str, Any] = field(default_factory=dict)
     ground_truth: Any = None
     traceback: str | None = None
-    next: tuple[int, int] | None = None
-    previous: tuple[int, int] | None = None
+    next: Place | None = None
+    previous: Place | None = None
     attempts: Sequence[SampleEntry] = ()
 
 
@@ -318,9 +320,7 @@ def sliceable_columns(path: Path) -> list[str]:
     return [name for name in (*record, *metadata) if name not in _WHOLE_TEXTS][:_MOST_COLUMNS]
 
 
-def nearest_samples(
-    places: Iterable[tuple[int, int]], row: int, attempt: int | None = None
-) -> list[tuple[int, int]]:
+def nearest_samples(places: Iterable[Place], row: int, attempt: int | None = None) -> list[Place]:
     """Return the three nearest (row, attempt) of ``places``, by row and then attempt."""
     return nsmallest(
         3, set(places), key=lambda place: (abs(place[0] - row), abs(place[1] - (attempt or 0)), place)
@@ -331,7 +331,7 @@ def no_sample(
     run: str,
     row: int,
     attempt: int | None,
-    near: Iterable[tuple[int, int]],
+    near: Iterable[Place],
     *,
     rows: int = 0,
     n: int = 0,

@@ -37,6 +37,7 @@ from osmosis_ai.viewer.source import (
     Histogram,
     ItemPage,
     Outcome,
+    Place,
     RunDetail,
     RunEntry,
     RunQuery,
@@ -296,15 +297,13 @@ class AttemptIndex:
     def no_sample(self, run: str, row: int, attempt: int | None) -> NotFoundError:
         rows, n = self.rows, self.n
         values = {"place": min(row, rows) * n + min(attempt or 0, n), "most": 3 * n}
-        near: list[tuple[int, int]] = []
+        near: list[Place] = []
         for side in ("< :place ORDER BY item DESC", ">= :place ORDER BY item"):
             found = self.find(f"SELECT item FROM samples WHERE item {side} LIMIT :most", values)
             near += [divmod(item, n) for (item,) in found]
         return no_sample(run, row, attempt, near, rows=rows, n=n)
 
-    def neighbours(
-        self, query: SampleQuery, entry: SampleEntry
-    ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+    def neighbours(self, query: SampleQuery, entry: SampleEntry) -> tuple[Place | None, Place | None]:
         here = SamplePosition(sorted_value(query, entry), entry.row, entry.attempt)
         found = (self.around(query, place, limit=1) for place in (here, here._replace(backward=True)))
         following, preceding = ((page[0].row, page[0].attempt) if page else None for page in found)

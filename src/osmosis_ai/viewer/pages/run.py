@@ -152,16 +152,14 @@ def _bounds(score: RunScore, passed: Any) -> str | None:
 
 def known_facts(detail: RunDetail) -> Sequence[tuple[str, str]]:
     run, said = detail.summary, dict(detail.facts)
-    known = [
-        *(
-            (name.capitalize(), getattr(run, name))
-            for name in ("model", "dataset", "rollout", "config", "commit")
-        ),
-        ("Uncommitted changes", "yes" if run.dirty else None),
-        ("Started", numbers.date(run.started_at, zone=timezone.utc) if run.started_at else None),
-        ("Submitted by", run.person),
-    ]
-    return [*((label, value) for label, value in known if value and label not in said), *detail.facts]
+    names = ("model", "dataset", "rollout", "config", "commit")
+    known = {name.capitalize(): getattr(run, name) for name in names} | {
+        "Uncommitted changes": "yes" if run.dirty else None,
+        "Started": numbers.date(run.started_at, zone=timezone.utc) if run.started_at else None,
+        "Submitted by": run.person,
+    }
+    shown = [(label, value) for label, value in known.items() if value and label not in said]
+    return [*shown, *detail.facts]
 
 
 def flat_config(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
@@ -175,14 +173,12 @@ def flat_config(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[st
 
 def _slices(view: Viewing, detail: RunDetail, named: str | None, decided: Sequence[str]) -> Sequence[_Sliced]:
     """Return the dataset's columns, the results by their values, and why there are none."""
-    if not view.wants("slices"):
-        return ()
     headline = detail.summary.headline
     # A run must be small for all of its samples to be read for every look at its page.
     is_small = headline is not None and headline.planned <= _MOST_SLICED
-    if named is None and not (decided and is_small):
+    columns = (named,) if named is not None else decided if is_small else ()
+    if not columns or not view.wants("slices"):
         return ()
-    columns = (named,) if named is not None else decided
     found: list[_Sliced] = []
     try:
         samples = view.source.run_samples([detail.summary.name])[0]

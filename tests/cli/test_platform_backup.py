@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform import backup
 from osmosis_ai.platform.accounts import bootstrap
-from osmosis_ai.platform.backup import STAGE_PREFIX, create_backup, restore_backup
+from osmosis_ai.platform.backup import STAGE_PREFIX, create_backup, databases, restore_backup
 from osmosis_ai.platform.backup.archive import stage_in
 from osmosis_ai.platform.blobs import open_blob_store
 from osmosis_ai.platform.clock import SystemClock
@@ -533,6 +533,26 @@ def test_row_that_does_not_fit(
     assert refused.status == 1 and "a row of table 'workspaces' between " in refused.err
     assert "canary" not in refused.err
     assert set(map(len, all_rows(elsewhere).values())) == {0}
+
+
+def test_restore_compares_the_copied_rows(
+    cli: Cli, file: Path, elsewhere: PlatformConfig, use: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(elsewhere)
+    insert = databases._insert
+
+    def altered(session: Any, table: Any, rows: Any) -> None:
+        is_workspaces = table is DbWorkspace.__table__
+        insert(
+            session, table, [row | {"name": row["name"].upper()} for row in rows] if is_workspaces else rows
+        )
+
+    with monkeypatch.context() as patch:
+        patch.setattr(databases, "_insert", altered)
+        refused = cli("platform", "restore", str(file))
+    assert refused.status == 1 and "the copied rows differ from those of the database." in refused.err
+    assert set(map(len, all_rows(elsewhere).values())) == {0}
+    assert cli("platform", "restore", str(file)).status == 0
 
 
 def test_database_file_option(cli: Cli, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,26 @@
-"""Database copy of a backup: one SQLite file with the rows of either engine, to restore to either engine."""
+"""Database copy of a backup: one SQLite file with the rows of either engine, to restore to either engine.
+
+Tables are those of the schema, parents first. A row is compared as read: JSON as values, times in UTC, so that both
+engines agree. A table's digest is the SHA-256 over its rows in primary key order, with text compared by bytes.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import orjson
 from sqlalchemy import (
     LargeBinary,
+    Row,
+    Select,
+    String,
     Table,
+    collate,
     func,
     insert,
     inspect,
@@ -30,6 +40,7 @@ from osmosis_ai.platform.process_state import require_same_database
 
 _NEW_DATABASE = "name a new database in OSMOSIS_DATABASE_URL or --database-file"
 _BATCH_ROWS = 500
+# Rows with bytes may be large pieces of a journal.
 _BATCH_ROWS_OF_BYTES = 8
 _TABLES: Sequence[Table] = Base.metadata.sorted_tables
 
@@ -136,33 +147,21 @@ def restore_rows(path: Path, url: str, *, again: bool) -> None:
         backup.migrate()
         database.migrate()
         with backup.session() as rows, database.transaction() as arriving:
-            if again and _first_content(arriving) is not None:
-                return  # an interrupted restore has copied all of them
+            if again and _digests(rows) == _digests(arriving):
+                return
             _require_no_rows(database, arriving)
             _copy_all(rows, arriving)
 
 
 def _copy_all(source: Session, target: Session) -> None:
-    """Copy every row into empty tables, parents first."""
+    """Copy every row into empty tables and compare; nothing else may write to either side."""
     for table in _TABLES:
-        # Rows with bytes may be large pieces of a journal.
-        has_bytes = any(isinstance(column.type, LargeBinary) for column in table.columns)
-        size = _BATCH_ROWS_OF_BYTES if has_bytes else _BATCH_ROWS
-        found = source.execute(select(table), execution_options={"stream_results": True, "yield_per": size})
-        for rows in found.partitions():
-            # PostgreSQL has no text with the character NUL.
-            _insert(
-                target,
-                table,
-                [
-                    {
-                        name: value.replace("\0", "\ufffd") if isinstance(value, str) else value
-                        for name, value in row._mapping.items()
-                    }
-                    for row in rows
-                ],
-            )
+        for rows in _batches(source, table, select(table)):
+            values = [dict(zip(table.columns.keys(), _values(row), strict=True)) for row in rows]
+            _insert(target, table, values)
     _set_sequences(target)
+    if _digests(source) != _digests(target):
+        raise OsmosisError("the copied rows differ from those of the database.", code="INTERNAL")
 
 
 def _set_sequences(session: Session) -> None:
@@ -183,19 +182,13 @@ def _revision(database: Database) -> str | None:
 
 
 def _require_no_rows(database: Database, session: Session) -> None:
-    if (name := _first_content(session)) is not None:
-        raise ConflictError(
-            f"{database.shown} is not empty: it contains the table {name}.", hint=_NEW_DATABASE
-        )
-
-
-def _first_content(session: Session) -> str | None:
-    """Return a table that has a row, or that is not the platform's; None without one."""
+    """Refuse a database with a row, or with a table that is not the platform's."""
     ours = {table.name: table for table in _TABLES}
     for name in sorted(set(inspect(session.connection()).get_table_names()) - {"alembic_version"}):
         if name not in ours or session.scalar(select(literal(1)).select_from(ours[name]).limit(1)):
-            return name
-    return None
+            raise ConflictError(
+                f"{database.shown} is not empty: it contains the table {name}.", hint=_NEW_DATABASE
+            )
 
 
 def _insert(session: Session, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -212,3 +205,35 @@ def _insert(session: Session, table: Table, rows: Sequence[Mapping[str, Any]]) -
             code="INTERNAL",
             hint="correct or delete that row on the platform, then make another backup",
         ) from None
+
+
+def _digests(session: Session) -> dict[str, tuple[int, str]]:
+    """Return the number and the digest of the rows of every table, by its name."""
+    is_sqlite = session.get_bind().dialect.name == "sqlite"
+    found: dict[str, tuple[int, str]] = {}
+    for table in _TABLES:
+        # PostgreSQL may order text by the rules of a language.
+        order = [
+            column if is_sqlite or not isinstance(column.type, String) else collate(column, "C")
+            for column in table.primary_key
+        ]
+        hashed, count = hashlib.sha256(), 0
+        for rows in _batches(session, table, select(table).order_by(*order)):
+            for row in rows:
+                hashed.update(orjson.dumps(_values(row), default=bytes.hex, option=orjson.OPT_SORT_KEYS))
+                hashed.update(b"\n")
+            count += len(rows)
+        found[table.name] = count, hashed.hexdigest()
+    return found
+
+
+def _batches(session: Session, table: Table, query: Select[Any]) -> Iterator[Sequence[Row[Any]]]:
+    has_bytes = any(isinstance(column.type, LargeBinary) for column in table.columns)
+    size = _BATCH_ROWS_OF_BYTES if has_bytes else _BATCH_ROWS
+    found = session.execute(query, execution_options={"stream_results": True, "yield_per": size})
+    yield from found.partitions()
+
+
+def _values(row: Row[Any]) -> list[Any]:
+    """Return the values of a row that both engines accept: PostgreSQL has no text with the character NUL."""
+    return [value.replace("\0", "\ufffd") if isinstance(value, str) else value for value in row]

@@ -53,8 +53,8 @@ def assert_validation_can_be_viewed(run_dir: Path, last: StepRecord) -> None:
     rewards = [record.reward for record in samples.records if record.reward is not None]
     assert sum(rewards) / len(rewards) == pytest.approx(last.metrics[VALIDATION_REWARD])
     for record in samples.records:
-        stored = source.validation_conversation(
-            run_dir.name, record.row_index, record.run_index, max_bytes=1 << 20
+        stored = source.conversation(
+            run_dir.name, record.row_index, record.run_index, max_bytes=1 << 20, kind="training"
         )
         assert (
             stored.content is not None and read_conversation(stored.content).facts["reward"] == record.reward

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from osmosis_ai.ui.markdown import code, markdown
 from osmosis_ai.ui.pages import templates
-from osmosis_ai.ui.text import ansi, plain, visible, without_sequences
+from osmosis_ai.ui.text import ansi, code, markdown, plain, visible, without_sequences
 
 HOSTILE = [
     *("<script>alert(1)</script>", "</script></code></pre><script>", "[a](javascript:alert(1))"),

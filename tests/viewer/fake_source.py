@@ -111,7 +111,9 @@ class FakeSource:
             traceback=self.traceback if at[row, attempt].error else None,
         )
 
-    def conversation(self, run: str, row: int, attempt: int, *, max_bytes: int) -> StoredConversation:
+    def conversation(
+        self, run: str, row: int, attempt: int, *, max_bytes: int, kind: RunKind = "eval"
+    ) -> StoredConversation:
         content = self.conversations.get((run, row, attempt))
         if content is None:
             return StoredConversation(None, missing="No conversation was recorded.")
@@ -157,11 +159,6 @@ class FakeSource:
     def validation(self, run: str) -> ValidationSamples | None:
         self.run("training", run)
         return self.validations.get(run)
-
-    def validation_conversation(
-        self, run: str, row: int, attempt: int, *, max_bytes: int
-    ) -> StoredConversation:
-        return self.conversation(run, row, attempt, max_bytes=max_bytes)
 
     def state(self, kind: RunKind, run: str) -> RunState:
         status = self.run(kind, run).summary.status

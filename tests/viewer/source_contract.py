@@ -345,10 +345,10 @@ class SourceContract:
             samples = ValidationSamples.of(records, step=step, pass_threshold=1.0)
             place.validate(name, samples, {(0, 0): b'{"steps": [%d]}' % step})
             assert place.source.validation(name) == samples
-        said = place.source.validation_conversation(name, 0, 0, max_bytes=100)
+        said = place.source.conversation(name, 0, 0, max_bytes=100, kind="training")
         assert said.content == b'{"steps": [4]}'
-        assert place.source.validation_conversation(name, 0, 0, max_bytes=5).content is None
-        missing = place.source.validation_conversation(name, 1, 0, max_bytes=100)
+        assert place.source.conversation(name, 0, 0, max_bytes=5, kind="training").content is None
+        missing = place.source.conversation(name, 1, 0, max_bytes=100, kind="training")
         assert missing.content is None and missing.missing
         with pytest.raises(NotFoundError):
             place.source.validation(f"{name}x")

@@ -482,7 +482,7 @@ def test_large_conversation_download(local: LocalPlace, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         LocalSource,
         "conversation",
-        lambda *place, max_bytes, read=LocalSource.conversation: (
+        lambda *place, max_bytes, kind, read=LocalSource.conversation: (
             asked.append(max_bytes) or read(*place, max_bytes=max_bytes)
         ),
     )

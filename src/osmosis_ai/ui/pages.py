@@ -17,8 +17,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from osmosis_ai.ui import numbers
-from osmosis_ai.ui.markdown import code, markdown
-from osmosis_ai.ui.text import ansi, visible
+from osmosis_ai.ui.text import ansi, code, markdown, visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment

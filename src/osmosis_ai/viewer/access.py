@@ -52,14 +52,8 @@ class Viewing:
     shell: ShellView
     root: str = ""
     actions: RunActions | None = None
-    of_validation: bool = False
     is_local: bool = False
     parts: frozenset[str] | None = None
-
-    @property
-    def sampled(self) -> RunKind:
-        """Kind of the runs that have attempts."""
-        return "training" if self.of_validation else "eval"
 
     def wants(self, part: str) -> bool:
         """Whether the reply includes this part; others need not be computed."""
@@ -83,9 +77,9 @@ class Viewing:
         way = [NavItem(LISTS[kind], self.href(SECTIONS[kind]))]
         return [*way, NavItem(name, self.run_href(kind, name))] if name is not None else way
 
-    def sample_href(self, run: str, row: int, attempt: int) -> str:
-        below = "validation" if self.of_validation else "samples"
-        return self.run_href(self.sampled, run, below, f"{row}.{attempt}")
+    def sample_href(self, run: str, row: int, attempt: int, kind: RunKind = "eval") -> str:
+        below = "validation" if kind == "training" else "samples"
+        return self.run_href(kind, run, below, f"{row}.{attempt}")
 
 
 class Tile(NamedTuple):

@@ -15,8 +15,7 @@ from osmosis_ai.decisions.samples import RunSamples
 from osmosis_ai.training.runs.curves import TrainingCurves
 from osmosis_ai.ui.pages import KIT, ShellView, one_file_policy
 from osmosis_ai.viewer.access import TEMPLATES, Viewing, environment
-from osmosis_ai.viewer.pages import compare, rubric
-from osmosis_ai.viewer.pages import run as run_pages
+from osmosis_ai.viewer.pages import compare, rubric, runs
 from osmosis_ai.viewer.pages.conversation import viewed
 from osmosis_ai.viewer.source import ItemPage, RunDetail, RunSource, SampleEntry, SampleQuery, pieces
 
@@ -62,7 +61,7 @@ def write_comparison_report(
 def write_training_report(file: IO[bytes], detail: RunDetail, curves: TrainingCurves, *, text: bool) -> None:
     if not text:
         curves = replace(curves, marks=[mark for mark in curves.marks if mark.kind != "warning"])
-    shown = run_pages.shown_training(detail_to_send(detail, text=text), curves)
+    shown = runs.shown_training(detail_to_send(detail, text=text), curves)
     write_page(file, "training.html", {**shown, "here": None, "log": None, "log_href": None})
 
 
@@ -127,7 +126,7 @@ def write_run_report(
     file: IO[bytes], source: RunSource, run: str, options: RunReportOptions
 ) -> ReportContent:
     view, content = Viewing(source, ShellView(), parts=_PARTS), ReportContent()
-    shown = run_pages.evaluation(view, {}, run=run).values
+    shown = runs.evaluation(view, {}, run=run).values
     detail = detail_to_send(shown["detail"], text=options.text)
     values = {
         **shown,

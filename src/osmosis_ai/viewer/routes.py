@@ -21,7 +21,7 @@ from osmosis_ai.viewer import queries
 from osmosis_ai.viewer.access import SECTIONS, RenderedPage, Viewing, render
 from osmosis_ai.viewer.conversations import MEDIA_TYPES, exported_samples
 from osmosis_ai.viewer.local_runs import RunKind
-from osmosis_ai.viewer.pages import compare, conversation, lists, rubric, run
+from osmosis_ai.viewer.pages import compare, conversation, rubric, runs
 
 Visitor = Callable[..., Viewing]
 """A FastAPI dependency that returns the request context."""
@@ -36,24 +36,24 @@ def viewer_router(
 ) -> APIRouter:
     router = APIRouter(redirect_slashes=False, route_class=route_class)
     add = partial(add_page, router, viewing)
-    add(home, lists.runs, (*queries.RUN_WORDS, "cursor"))
-    add("/evals", partial(lists.runs, kind="eval"), (*queries.RUN_WORDS, "cursor"))
-    add("/training", partial(lists.runs, kind="training"), (*queries.RUN_WORDS, "cursor"))
-    add("/evals/{run}", run.evaluation, ("slice",))
-    add("/evals/{run}/samples", lists.samples, (*queries.SAMPLE_WORDS, "in", "group", "cursor"))
+    add(home, runs.listed, (*queries.RUN_WORDS, "cursor"))
+    add("/evals", partial(runs.listed, kind="eval"), (*queries.RUN_WORDS, "cursor"))
+    add("/training", partial(runs.listed, kind="training"), (*queries.RUN_WORDS, "cursor"))
+    add("/evals/{run}", runs.evaluation, ("slice",))
+    add("/evals/{run}/samples", runs.samples, (*queries.SAMPLE_WORDS, "in", "group", "cursor"))
     add("/evals/{run}/samples.csv", partial(_export, kind="csv"), (*queries.SAMPLE_WORDS, "in"))
     add("/evals/{run}/samples.jsonl", partial(_export, kind="jsonl"), (*queries.SAMPLE_WORDS, "in"))
     add("/evals/{run}/samples/{item}/artifacts/{path:path}", conversation.artifact)
-    add("/evals/{run}/log", lists.log, ("cursor",))
-    add("/training/{run}", run.training, ("smooth", "validation"))
-    add("/training/{run}/log", partial(lists.log, kind="training"), ("cursor",))
+    add("/evals/{run}/log", runs.log, ("cursor",))
+    add("/training/{run}", runs.training, ("smooth", "validation"))
+    add("/training/{run}/log", partial(runs.log, kind="training"), ("cursor",))
     said, as_file = (*queries.SAMPLE_WORDS, *conversation.WORDS), ("as", "step")
     add("/evals/{run}/samples/{item}", conversation.page, said)
     add("/evals/{run}/samples/{item}/raw", conversation.raw, as_file)
-    add("/training/{run}/validation/{item}", _of_validation(conversation.page), said)
-    add("/training/{run}/validation/{item}/raw", _of_validation(conversation.raw), as_file)
+    add("/training/{run}/validation/{item}", partial(conversation.page, kind="training"), said)
+    add("/training/{run}/validation/{item}/raw", partial(conversation.raw, kind="training"), as_file)
     if has_rubrics:
-        add("/rubrics", partial(lists.runs, kind="rubric"), (*queries.RUN_WORDS, "cursor"))
+        add("/rubrics", partial(runs.listed, kind="rubric"), (*queries.RUN_WORDS, "cursor"))
         add("/rubrics/{run}", rubric.page, ("cursor",))
     add("/compare", compare.page, ("run", "kind", "metric", "slice", "allow"))
     add("/compare/row", compare.row, ("run", "row"))
@@ -138,14 +138,10 @@ def nothing_here(view: Viewing, path: str) -> Response:
     return refusal(view, NotFoundError(f"there is no page at {path[:200]}.", details={"nearest": nearest}))
 
 
-def _of_validation(page: PageFunction) -> PageFunction:
-    return lambda view, words, **path: page(replace(view, of_validation=True), words, **path)
-
-
 def _export(view: Viewing, words: queries.Words, *, run: str, kind: str) -> Response:
     query = queries.sample_query(words)
     in_conversations = queries.searches_conversations(words, query)
-    lists.require_category(view, run, query)
+    runs.require_category(view, run, query)
     pieces = exported_samples(view.source, run, query, kind=kind, in_conversations=in_conversations)
     headers = artifact_headers(f"{run[:100]}-samples.{kind}")
     return StreamingResponse(pieces, media_type=MEDIA_TYPES[kind], headers=headers)

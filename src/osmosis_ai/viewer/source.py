@@ -275,7 +275,10 @@ class RunSource(Protocol):
 
     def sample(self, run: str, row: int, attempt: int, query: SampleQuery) -> SampleDetail: ...
 
-    def conversation(self, run: str, row: int, attempt: int, *, max_bytes: int) -> StoredConversation: ...
+    def conversation(
+        self, run: str, row: int, attempt: int, *, max_bytes: int, kind: RunKind = "eval"
+    ) -> StoredConversation:
+        """Return the trajectory of an attempt; for training, of one in the newest validation."""
 
     def read_conversations(
         self, run: str, samples: Sequence[SampleEntry], *, max_bytes: int
@@ -296,10 +299,6 @@ class RunSource(Protocol):
     def curves(self, run: str) -> TrainingCurves: ...
 
     def validation(self, run: str) -> ValidationSamples | None: ...
-
-    def validation_conversation(
-        self, run: str, row: int, attempt: int, *, max_bytes: int
-    ) -> StoredConversation: ...
 
     def state(self, kind: RunKind, run: str) -> RunState:
         """Return the state of a run; cheap enough for once a second."""

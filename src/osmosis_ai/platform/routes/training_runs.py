@@ -161,7 +161,8 @@ def training_run_conversation(
     """Return the conversation of a validation attempt."""
     run = services.runs.get(scope.workspace_id, "training", name_or_id)
     source = PlatformSource(services, scope.workspace_id)
-    stored = source.validation_conversation(run.name, row, attempt, max_bytes=LARGEST_CONVERSATION_BYTES)
+    most = LARGEST_CONVERSATION_BYTES
+    stored = source.conversation(run.name, row, attempt, max_bytes=most, kind="training")
     text = stored.content.decode("utf-8", "replace") if stored.content is not None else None
     return wire.ValidationConversation(
         size=stored.size, **runs.present({"text": text, "missing": stored.missing})

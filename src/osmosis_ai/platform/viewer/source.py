@@ -173,7 +173,11 @@ class PlatformSource:
             attempts=attempts,
         )
 
-    def conversation(self, run: str, row: int, attempt: int, *, max_bytes: int) -> StoredConversation:
+    def conversation(
+        self, run: str, row: int, attempt: int, *, max_bytes: int, kind: RunKind = "eval"
+    ) -> StoredConversation:
+        if kind == "training":
+            return self._validation_file(run, conversation_path(row, attempt), max_bytes=max_bytes)
         path = f"trajectories/{item_name(row, attempt)}.json"
         file = next(iter(self._files(run, row, attempt, DbRunFile.path == path)), None)
         return self._content(file, max_bytes=max_bytes)
@@ -248,11 +252,6 @@ class PlatformSource:
     def validation(self, run: str) -> ValidationSamples | None:
         stored = _not_away(self._validation_file(run, VALIDATION_SAMPLES, max_bytes=LARGEST_BYTES))
         return ValidationSamples.from_bytes(stored.content) if stored.content is not None else None
-
-    def validation_conversation(
-        self, run: str, row: int, attempt: int, *, max_bytes: int
-    ) -> StoredConversation:
-        return self._validation_file(run, conversation_path(row, attempt), max_bytes=max_bytes)
 
     def state(self, kind: RunKind, run: str) -> RunState:
         """Return the state of a run, in one statement."""

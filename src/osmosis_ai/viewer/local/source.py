@@ -500,9 +500,9 @@ class LocalSource:
         )
 
     def conversation(
-        self, run: str, row: int, attempt: int, *, max_bytes: int
+        self, run: str, row: int, attempt: int, *, max_bytes: int, kind: RunKind = "eval"
     ) -> attempt_files.StoredConversation:
-        return self._attempt(run, row, attempt).conversation(max_bytes=max_bytes)
+        return self._attempt(run, row, attempt, kind).conversation(max_bytes=max_bytes)
 
     def read_conversations(
         self, run: str, samples: Sequence[SampleEntry], *, max_bytes: int
@@ -534,15 +534,6 @@ class LocalSource:
 
     def validation(self, run: str) -> ValidationSamples | None:
         return TrainingDirectory(self._place("training", run).path).read_validation()
-
-    def validation_conversation(
-        self, run: str, row: int, attempt: int, *, max_bytes: int
-    ) -> attempt_files.StoredConversation:
-        record = validated_record(self.validation(run), run, row, attempt)
-        directory = RunDirectory(self._place("training", run).path)
-        return attempt_files.AttemptFiles(directory, record.rollout_id, row, attempt).conversation(
-            max_bytes=max_bytes
-        )
 
     def state(self, kind: RunKind, run: str) -> RunState:
         place = self._place(kind, run)
@@ -637,7 +628,13 @@ class LocalSource:
             raise samples.no_sample(run, row, attempt)
         return samples, entry
 
-    def _attempt(self, run: str, row: int, attempt: int) -> attempt_files.AttemptFiles:
+    def _attempt(
+        self, run: str, row: int, attempt: int, kind: RunKind = "eval"
+    ) -> attempt_files.AttemptFiles:
+        if kind == "training":
+            rollout_id = validated_record(self.validation(run), run, row, attempt).rollout_id
+            directory = RunDirectory(self._place(kind, run).path)
+            return attempt_files.AttemptFiles(directory, rollout_id, row, attempt)
         samples, _ = self._sample(run, row, attempt)
         record = samples.record(row, attempt)
         rollout_id = record.rollout_id if record is not None else "-"

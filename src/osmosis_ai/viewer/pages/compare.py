@@ -24,7 +24,7 @@ from osmosis_ai.ui.numbers import MISSING
 from osmosis_ai.ui.pages import sentence
 from osmosis_ai.viewer.access import SECTIONS, RenderedPage, Viewing
 from osmosis_ai.viewer.local_runs import RunKind
-from osmosis_ai.viewer.pages.run import HOLLOW
+from osmosis_ai.viewer.pages.runs import HOLLOW
 from osmosis_ai.viewer.queries import Words, choice_of, query_string, word
 from osmosis_ai.viewer.source import RunDetail
 

@@ -27,6 +27,7 @@ from osmosis_ai.ui.pages import NavItem, artifact_headers
 from osmosis_ai.ui.text import unseen_in_json
 from osmosis_ai.viewer import conversations, queries
 from osmosis_ai.viewer.access import RenderedPage, Viewing
+from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.queries import Words, choice_of, word
 from osmosis_ai.viewer.source import RunEntry, SampleEntry, SampleQuery, validated_sample
 
@@ -47,21 +48,22 @@ class ViewedSample(conversations.ReadSample):
     anchor: str = "step"
 
 
-def page(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage:
+def page(view: Viewing, words: Words, *, run: str, item: str, kind: RunKind = "eval") -> RenderedPage:
     query, (row, attempt) = queries.sample_query(words), place_of(item)
     whole, beside, other = queries.whole_number(words, "show"), word(words, "with"), None
     first = queries.whole_number(words, "from") or whole or 1
-    one = viewed(view, run, row, attempt, query, first=first, whole=whole)
+    one = viewed(view, run, row, attempt, query, kind=kind, first=first, whole=whole)
     if beside is not None:  # ``row.attempt`` of this run, or ``RUN/row.attempt``
         named, slash, second = beside.rpartition("/")
         another = named if slash else run
-        other = viewed(view, another, *place_of(second), first=first, whole=whole, anchor="other")
+        place = place_of(second)
+        other = viewed(view, another, *place, kind=kind, first=first, whole=whole, anchor="other")
     hidden = queries.choices_of(words, "hide", HIDEABLE)
     written = queries.choice_of(words, "text", ("markdown",))
     kept = queries.kept_words(words, queries.SAMPLE_WORDS)
     state = kept | {"text": written or "", "with": beside or ""}
     near = queries.query_string(kept, text=state["text"], hide=hidden)
-    if view.of_validation:
+    if kind == "training":
         above = NavItem("Validation", view.run_href("training", run) + "#validation")
     else:
         above = NavItem("Attempts", view.run_href("eval", run, "samples") + queries.query_string(kept))
@@ -70,7 +72,7 @@ def page(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage:
         {
             "title": f"Row {row}, attempt {attempt} of {run}",
             "name": run,
-            "crumbs": [*view.crumbs(view.sampled, run), above],
+            "crumbs": [*view.crumbs(kind, run), above],
             "here": one.href,
             "one": one,
             "other": other,
@@ -78,15 +80,15 @@ def page(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage:
             "kept": state,
             "hidden": hidden,
             "as_markdown": written is not None,
-            "to": lambda row, attempt: view.sample_href(run, row, attempt) + near,
-            "elsewhere": _elsewhere(view, run, one.sample, asked=bool(word(words, "elsewhere"))),
-            "artifacts": () if view.of_validation else view.source.artifacts(run, row, attempt),
+            "to": lambda row, attempt: view.sample_href(run, row, attempt, kind) + near,
+            "elsewhere": () if kind == "training" else _elsewhere(view, run, one.sample, words),
+            "artifacts": () if kind == "training" else view.source.artifacts(run, row, attempt),
             "copies": _copies(one.conversation),
             "most_copied": _COPIED,
             "waterfalls": [
                 (each, chart) for each in (one, other) if each and (chart := _waterfall(each.conversation))
             ],
-            "of_validation": view.of_validation,
+            "of_validation": kind == "training",
             "address": lambda **more: one.href + queries.query_string(state | more, hide=hidden),
         },
     )
@@ -107,35 +109,29 @@ def viewed(
     attempt: int,
     query: SampleQuery | None = None,
     *,
+    kind: RunKind = "eval",
     first: int = 1,
     whole: int | None = None,
     anchor: str = "step",
 ) -> ViewedSample:
     source = view.source
-    if view.of_validation:
+    if kind == "training":
         detail = validated_sample(source.validation(run), run, row, attempt)
     else:
         detail = source.sample(run, row, attempt, query or SampleQuery())
-    stored = stored_conversation(view, run, row, attempt, max_bytes=LARGEST_CONVERSATION_BYTES)
-    conversation, href = conversations.conversation_in(stored), view.sample_href(run, row, attempt)
+    stored = source.conversation(run, row, attempt, max_bytes=LARGEST_CONVERSATION_BYTES, kind=kind)
+    conversation, href = conversations.conversation_in(stored), view.sample_href(run, row, attempt, kind)
     shown = conversations.shown_steps(conversation, first=first, whole=whole)
     return ViewedSample(run, detail, stored, conversation, href, shown, anchor)
 
 
-def stored_conversation(
-    view: Viewing, run: str, row: int, attempt: int, *, max_bytes: int
-) -> StoredConversation:
-    read = view.source.validation_conversation if view.of_validation else view.source.conversation
-    return read(run, row, attempt, max_bytes=max_bytes)
-
-
 def _elsewhere(
-    view: Viewing, run: str, sample: SampleEntry, *, asked: bool
+    view: Viewing, run: str, sample: SampleEntry, words: Words
 ) -> Sequence[tuple[RunEntry, SampleEntry]] | None:
-    """Return the same row in other runs, if requested."""
-    if view.is_local and not asked and not view.of_validation:
+    """Return the same row in other runs; None if it takes long and was not requested."""
+    if view.is_local and word(words, "elsewhere") is None:
         return None
-    if view.of_validation or sample.row_digest is None:
+    if sample.row_digest is None:
         return ()
     found = view.source.elsewhere(sample.row_digest, limit=_ELSEWHERE)
     return [(entry, each) for entry, each in found if entry.name != run]
@@ -176,17 +172,32 @@ _HEAD = 64 << 10
 _PIECE = 1 << 20
 
 
-def raw(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage | Response:
+def raw(
+    view: Viewing, words: Words, *, run: str, item: str, kind: RunKind = "eval"
+) -> RenderedPage | Response:
     """Return a trajectory as a page or download; or its messages, row or one step."""
     row, attempt = place_of(item)
     wanted, step = choice_of(words, "as", ("messages", "row", "file")), word(words, "step")
     is_read = step is not None or wanted in ("messages", "row")
     most = LARGEST_CONVERSATION_BYTES if is_read else _PIECE if wanted else LARGEST_JSON_SHOWN
-    stored = stored_conversation(view, run, row, attempt, max_bytes=most)
+    stored = view.source.conversation(run, row, attempt, max_bytes=most, kind=kind)
     if stored.missing is not None:
         raise stored.away or NotFoundError(stored.missing)
     if not is_read and wanted is None:
-        return _shown(view, stored, run, row, attempt)
+        content = stored.content
+        if content is None:
+            with _opened(stored) as file:
+                content = file.read(_HEAD)
+        here = view.sample_href(run, row, attempt, kind)
+        values = {
+            "title": f"Row {row}, attempt {attempt} of {run}, as JSON",
+            "crumbs": [*view.crumbs(kind, run), NavItem(f"Row {row}, attempt {attempt}", here)],
+            "here": here,
+            "text": content.decode("utf-8", "replace"),
+            "size": stored.size,
+            "is_head": stored.content is None,
+        }
+        return RenderedPage("conversation_raw.html", values)
     if not is_read:
         whole = _opened(stored) if stored.content is None else stored.content
         return _download(whole, f"row_{row}_run_{attempt}.json")
@@ -203,25 +214,6 @@ def raw(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage | R
     if wanted == "messages":
         return _download(json_text(as_messages(said), indent=2), f"row_{row}_messages.json")
     return _download(json_text(conversations.as_dataset_row(said)) + "\n", f"row_{row}.jsonl")
-
-
-def _shown(view: Viewing, stored: StoredConversation, run: str, row: int, attempt: int) -> RenderedPage:
-    content = stored.content
-    if content is None:
-        with _opened(stored) as file:
-            content = file.read(_HEAD)
-    here = view.sample_href(run, row, attempt)
-    return RenderedPage(
-        "conversation_raw.html",
-        {
-            "title": f"Row {row}, attempt {attempt} of {run}, as JSON",
-            "crumbs": [*view.crumbs(view.sampled, run), NavItem(f"Row {row}, attempt {attempt}", here)],
-            "here": here,
-            "text": content.decode("utf-8", "replace"),
-            "size": stored.size,
-            "is_head": stored.content is None,
-        },
-    )
 
 
 def artifact(view: Viewing, _words: Words, *, run: str, item: str, path: str) -> Response:

@@ -26,8 +26,6 @@ Written = Callable[[float | None], str]
 
 
 class ChartPoint(NamedTuple):
-    """A value at x, with its interval and sample size."""
-
     x: float
     y: float
     low: float | None = None
@@ -61,8 +59,6 @@ class SvgChart(NamedTuple):
 
 
 class PlotScale(NamedTuple):
-    """A linear scale from values to SVG units."""
-
     low: float
     high: float
     first: float
@@ -72,7 +68,6 @@ class PlotScale(NamedTuple):
         return f"{self.place(value):.1f}"
 
     def place(self, value: float) -> float:
-        """Return the position, clamped to the scale."""
         inside = min(max(value, self.low), self.high) - self.low
         return self.first + inside / (self.high - self.low or 1.0) * (self.last - self.first)
 
@@ -185,7 +180,6 @@ _MOST = 200
 def histograms(
     series: Sequence[tuple[str, Floats]], *, low: float, high: float, label: str, axis: str
 ) -> SvgChart:
-    """Return a histogram for each of ``series`` on the same scales."""
     known = [(name, values[~np.isnan(values)]) for name, values in series]
     centres, edges = bins(np.concatenate([values for _, values in known]), low=low, high=high)
     counts = [(name, np.histogram(values, bins=edges)[0].tolist()) for name, values in known]
@@ -284,7 +278,6 @@ _ENDS = ("Interval from", "to")
 def forest(
     measure: str, points: Sequence[tuple[str, ChartPoint]], *, label: str, axis: str, line: float
 ) -> SvgChart:
-    """Return values along x with intervals, a row each, and a line."""
     ends = [line, *(end for _, point in points for end in (point.x, *(point.interval or ())))]
     margin = 0.04 * (max(ends) - min(ends))
     drawing = Drawing(min(ends) - margin, max(ends) + margin)
@@ -364,7 +357,6 @@ def line(
     marks: Sequence[CurveMark] = (),
     hollow: str = "",
 ) -> SvgChart:
-    """Return curves over the same axis."""
     curves = [_numbers(each.points) for each in series]
     first, last = _ends([*(along for along, *_ in curves), np.array([each.step for each in marks])])
     drawing = Drawing(first, last if last > first else first + 1)

@@ -67,7 +67,6 @@ def size(byte_count: int | None) -> str:
 
 
 def count(number: int | None) -> str:
-    """Return a whole number with thousands separated: ``12,345``."""
     return MISSING if number is None else f"{number:,}"
 
 

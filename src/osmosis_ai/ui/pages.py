@@ -70,8 +70,6 @@ class NavItem(NamedTuple):
 
 
 class LiveChanges(NamedTuple):
-    """The address of live updates and the cursor of the page."""
-
     href: str
     cursor: str
 
@@ -100,7 +98,6 @@ class Asset(NamedTuple):
     gzipped: bytes
 
     def reply(self, accept_encoding: str) -> tuple[bytes, dict[str, str]]:
-        """Return body and headers for a client that accepts these encodings."""
         headers = {
             "Content-Type": self.media_type,
             "Cache-Control": ASSET_CACHING,
@@ -114,7 +111,6 @@ class Asset(NamedTuple):
 
 @lru_cache
 def assets() -> Mapping[str, Asset]:
-    """Return styles and scripts by their names with digests."""
     types = {"viewer.css": "text/css; charset=utf-8", "page.js": "text/javascript; charset=utf-8"}
     made: dict[str, Asset] = {}
     for plain, media_type in types.items():
@@ -188,6 +184,5 @@ _FILTERS: Sequence[Callable[..., Any]] = (
 
 
 def one_file_policy(style: str) -> str:
-    """Return the policy of a single-file page: only its own style."""
     digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"

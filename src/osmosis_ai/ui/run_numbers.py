@@ -21,7 +21,6 @@ def pass_rule(threshold: float) -> str:
 
 
 def format_rate(score: RunScore) -> str:
-    """Return the pass rate and its interval: ``85.0% (62.1–96.8%)``."""
     return f"{percent(score.pass_rate)}{format_interval(score)}"
 
 
@@ -43,7 +42,6 @@ def format_failed(score: RunScore) -> str:
 
 
 def format_counts(counts: Mapping[str, int]) -> str:
-    """Return counts with their total: ``3: 2 agent, 1 provider``."""
     return f"{sum(counts.values()):,}: " + ", ".join(f"{n:,} {name}" for name, n in counts.items())
 
 

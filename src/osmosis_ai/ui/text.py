@@ -70,7 +70,6 @@ class CleanText(NamedTuple):
 
 
 def without_sequences(text: str) -> CleanText:
-    """Remove all sequences; those other than colours are counted."""
     removed = sum(not _is_colour(found) for found in _SEQUENCE.finditer(text))
     return CleanText(_SEQUENCE.sub("", text), removed)
 
@@ -86,7 +85,6 @@ def removed_words(removed: int) -> str:
 
 
 def told_without_sequences(text: str) -> str:
-    """Remove all sequences and note the number at the end."""
     left, removed = without_sequences(text)
     return f"{left} ({removed_words(removed)})" if removed else left
 

@@ -37,8 +37,6 @@ class RunButton(NamedTuple):
 
 
 class RunActions(Protocol):
-    """The actions available to a visitor."""
-
     def buttons(self, run: RunEntry) -> Sequence[RunButton]: ...
 
     def adapter_buttons(self, adapter: SavedAdapter) -> Sequence[RunButton]: ...
@@ -46,8 +44,6 @@ class RunActions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Viewing:
-    """The context of one request."""
-
     source: RunSource
     shell: ShellView
     root: str = ""

@@ -62,7 +62,6 @@ class ReadSample:
 
     @property
     def judgements(self) -> Sequence[tuple[str, str]]:
-        """Title and text of each judge's verdict."""
         said = self.graded("judgements")
         given = said if isinstance(said, list | tuple) else ()
         return [_judgement(each) for each in given if isinstance(each, dict)]
@@ -118,7 +117,6 @@ def grading_of(conversation: Conversation) -> Mapping[str, Any]:
 
 
 def conversation_in(stored: StoredConversation) -> Conversation:
-    """Parse a stored conversation; without steps if it is missing."""
     return read_conversation(stored.content) if stored.content is not None else Conversation()
 
 
@@ -171,8 +169,6 @@ class ShownSteps(NamedTuple):
 
 @dataclass
 class _Room:
-    """Characters left for the rest of a page."""
-
     left: int = _PAGE
 
     def take(self, text: str, most: int) -> ShownText:

@@ -32,8 +32,6 @@ _RESULT_KEY = b'"generated_at"'
 
 
 class RunPlace(NamedTuple):
-    """A run and its path: a directory, or the file of a judging session."""
-
     kind: RunKind
     name: str
     path: Path
@@ -108,7 +106,6 @@ class RunPlaces:
 
 
 def kind_of(directory: Path) -> RunKind | None:
-    """Return the kind of a run's directory; None for other directories."""
     # Strings are faster than paths for ten thousand directories.
     if not os.path.isfile(f"{directory}/manifest.json") or irregular_file(directory) is not None:  # noqa: PTH113
         return None

@@ -66,12 +66,10 @@ def word(words: Words, name: str) -> str | None:
 
 
 def choice_of(words: Words, name: str, choices: Sequence[ChoiceT]) -> ChoiceT | None:
-    """Return the value of a parameter that must be one of ``choices``, or None."""
     return next(iter(choices_of({name: [word(words, name) or ""]}, name, choices)), None)
 
 
 def choices_of(words: Words, name: str, choices: Sequence[ChoiceT]) -> list[ChoiceT]:
-    """Return the values of a parameter, in the order of ``choices``."""
     given = [value.strip() for value in words.get(name, ())]
     if strange := [value for value in given if value and value not in choices]:
         raise OsmosisError(f"'{name}' must be one of {', '.join(choices)}, not {strange[0]!r}.")
@@ -142,13 +140,13 @@ def whole_number(words: Words, name: str) -> int | None:
 
 
 def _range(words: Words, name: str, scale: float) -> tuple[float | None, float | None]:
-    low, high = (_number(words, f"{end}_{name}", scale) for end in ("min", "max"))
+    low, high = (number_of(words, f"{end}_{name}", scale) for end in ("min", "max"))
     if low is not None and high is not None and low > high:
         raise OsmosisError(f"'min_{name}' is above 'max_{name}'.")
     return low, high
 
 
-def _number(words: Words, name: str, scale: float) -> float | None:
+def number_of(words: Words, name: str, scale: float = 1.0) -> float | None:
     value = word(words, name)
     if value is None:
         return None

@@ -20,15 +20,11 @@ from osmosis_ai.viewer.pages.conversation import viewed
 from osmosis_ai.viewer.source import ItemPage, RunDetail, RunSource, SampleEntry, SampleQuery, pieces
 
 MOST_RECORDS = 2_000
-"""Records of a judging session in a report, unless all are requested."""
 _OF_THIS_MACHINE = ("Directory", "File")
 _PATHS = ("Data", "Rubric from")
-"""Facts that are paths, reduced to the file name."""
-_ONLY_READ = {"actions": None}
 
 
 def facts_to_send(facts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return facts without those of this machine."""
     return [
         (label, PurePath(value).name if label in _PATHS else value)
         for label, value in facts
@@ -38,7 +34,7 @@ def facts_to_send(facts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 def detail_to_send(detail: RunDetail, *, text: bool) -> RunDetail:
     """Return a run's details without commands and, unless ``text``, without texts."""
-    detail = replace(detail, commands=(), facts=facts_to_send(detail.facts))
+    detail = replace(detail, commands=(), previous=None, facts=facts_to_send(detail.facts))
     if text:
         return detail
     summary = replace(detail.summary, error=None)
@@ -86,14 +82,13 @@ def write_page(file: IO[bytes], template: str, values: Mapping[str, Any]) -> Non
     style = Markup((KIT / "viewer.css").read_text("utf-8"))
     policy = one_file_policy(style)
     page = environment(TEMPLATES / "one_file").get_template(template)
-    page.stream({"style": style, "policy": policy, "view": _ONLY_READ, **values}).dump(
+    page.stream({"style": style, "policy": policy, "view": {"actions": None}, **values}).dump(
         file, "utf-8", "replace"
     )
 
 
 _AT_ONCE = 200
 MOST_LISTED = 20_000
-"""Attempts in the table, unless all are requested."""
 _WORST_FIRST = (
     SampleQuery(outcome="unscored"),
     SampleQuery(outcome="flaky", sort="reward"),
@@ -147,7 +142,6 @@ def write_run_report(
         "row_href": lambda row: f"#row-{row.row_index}",
         "tiles": [tile._replace(href="#samples" if tile.href else "") for tile in shown["tiles"]],
         "mixed_href": "",
-        "before": None,
         "log_href": None,
     }
     write_page(file, "report.html", values)

@@ -24,7 +24,6 @@ from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.pages import compare, conversation, rubric, runs
 
 Visitor = Callable[..., Viewing]
-"""A FastAPI dependency that returns the request context."""
 PageFunction = Callable[..., RenderedPage | Response]
 """``page(view, words, **path)`` returns a page or another reply, such as a file."""
 
@@ -69,7 +68,6 @@ def add_page(
     page: PageFunction,
     knows: Collection[str] = (),
 ) -> None:
-    """Serve ``page`` at ``path``; errors become pages."""
     section = path.strip("/").split("/")[0]
     kind = next((kind for kind, below in SECTIONS.items() if below == section), None)
     names = [each.partition(":")[0] for each in re.findall(r"{([^}]+)}", path)]
@@ -117,7 +115,6 @@ def answer(view: Viewing, page: RenderedPage | Response, *, part: str | None = N
 
 
 def refusal(view: Viewing, error: OsmosisError, *, section: str = "") -> Response:
-    """Return the page of an error, with the nearest names and a link back."""
     is_missing = isinstance(error, NotFoundError)
     if not is_missing and error.code != "VALIDATION":
         raise error
@@ -132,7 +129,6 @@ def refusal(view: Viewing, error: OsmosisError, *, section: str = "") -> Respons
 
 
 def nothing_here(view: Viewing, path: str) -> Response:
-    """Return the page for an unknown path, with the nearest lists."""
     lists = [name for item in view.shell.nav if (name := item.href.removeprefix(view.root).strip("/"))]
     nearest = get_close_matches(path.removeprefix(view.root).strip("/")[:200], lists, n=3, cutoff=0)
     return refusal(view, NotFoundError(f"there is no page at {path[:200]}.", details={"nearest": nearest}))

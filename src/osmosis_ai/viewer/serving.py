@@ -190,7 +190,6 @@ def opening_address(url: str, key: str) -> str:
 
 
 def bracketed(host: str) -> str:
-    """Return a host for a URL, with IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
@@ -223,8 +222,6 @@ _SHUTDOWN_S = 3
 
 
 class RunningViewer:
-    """A viewer with a reserved port."""
-
     def __init__(self, source: RunSource, *, cache_dir: Path, host: str = LOOPBACK, port: int = 0) -> None:
         self.host = host = loopback_address(host)
         try:
@@ -242,11 +239,9 @@ class RunningViewer:
         self.source, self.keys, self.opening_pages = source, ViewerKeys(), cache_dir / _FOLDER
 
     def address(self, path: str) -> str:
-        """Return an address that opens ``path`` once."""
         return opening_address(self.url, self.keys.make(path))
 
     def run(self) -> None:
-        """Serve until a signal asks to end."""
         import uvicorn
 
         hosts = frozenset({self.url.partition("://")[2], f"{bracketed(self.host)}:{self.port}"})

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 ItemT = TypeVar("ItemT")
 Place = tuple[int, int]
-"""A row and an attempt."""
 _MOST_COLUMNS = 50
 _WHOLE_TEXTS = ("system_prompt", "user_prompt", "messages", "ground_truth", METADATA_COLUMN)
 _BARS = 20
@@ -225,12 +224,10 @@ class SampleEntry:
 
     @property
     def flagged_finishes(self) -> Sequence[str]:
-        """Whether model replies were truncated, filtered or refused."""
         return [name for reason, name in FLAGGED_NAMES.items() if reason in (self.finish_reasons or ())]
 
     @property
     def outcome(self) -> str:
-        """Return the shown outcome: passed, below threshold, failed, skipped or unscored."""
         if self.passed is None:
             return self.status if self.status in ("failed", "skipped") else "unscored"
         return "passed" if self.passed else "below threshold"
@@ -320,7 +317,6 @@ def sliceable_columns(path: Path) -> list[str]:
 
 
 def nearest_samples(places: Iterable[Place], row: int, attempt: int | None = None) -> list[Place]:
-    """Return the three nearest (row, attempt) of ``places``, by row and then attempt."""
     return nsmallest(
         3, set(places), key=lambda place: (abs(place[0] - row), abs(place[1] - (attempt or 0)), place)
     )
@@ -336,7 +332,6 @@ def no_sample(
     n: int = 0,
     subject: str | None = None,
 ) -> NotFoundError:
-    """Return the error for a missing attempt, with the nearest ones."""
     asked = f"row {row}" if attempt is None else f"row {row}, attempt {attempt}"
     numbers = f"rows are numbered 0 to {rows - 1}" + (f", attempts 0 to {n - 1}" if n else "")
     without = "; this one has no result" if row < rows and (attempt or 0) < n else ""
@@ -349,7 +344,6 @@ def no_sample(
 
 
 def traceback_in(content: bytes) -> str | None:
-    """Return the traceback in the diagnostics of an attempt; None without one."""
     try:
         return as_text(as_table(orjson.loads(content)).get("traceback")) or None
     except ValueError:
@@ -416,7 +410,6 @@ def encode(order: str, key: Sequence[Scalar], *, backward: bool = False) -> str:
 
 
 def decode(cursor: str, order: str, *, parts: int) -> tuple[list[Scalar], bool]:
-    """Return (key, backward) of a cursor."""
     try:
         found = _CURSORS.decode(base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True))
     except ValueError:

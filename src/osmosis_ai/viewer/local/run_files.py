@@ -59,7 +59,7 @@ def recorded_entry(kind: RunKind, name: str, manifest: Manifest, *, dataset: str
         name=name,
         id=manifest.local_run_id,
         status="incomplete",
-        started_at=moment(manifest.created_at),
+        started_at=parse_date(as_text(manifest.created_at) or ""),
         model=as_text(inputs.get("model_path")),
         dataset=dataset,
         rollout=rollout,
@@ -74,9 +74,8 @@ def shown_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(label, str(value)) for label, value in facts.items() if value is not None]
 
 
-def secret_names(manifest: Manifest) -> list[str]:
-    names = manifest.inputs.get("secret_names")
-    return [str(each) for each in names] if isinstance(names, list) else []
+def texts_in(recorded: Any) -> list[str]:
+    return [each for each in recorded if isinstance(each, str)] if isinstance(recorded, list) else []
 
 
 def commit_of(entry: RunEntry) -> str | None:
@@ -84,17 +83,11 @@ def commit_of(entry: RunEntry) -> str | None:
 
 
 def with_time_so_far(entry: RunEntry) -> RunEntry:
-    """Return the entry; the duration of a running run counts from its start."""
     if entry.status != "running" or entry.duration_s or entry.started_at is None:
         return entry
     return replace(
         entry, duration_s=max(0.0, (datetime.now(timezone.utc) - entry.started_at).total_seconds())
     )
-
-
-def moment(written: Any) -> datetime | None:
-    """Parse a timestamp; None if it is invalid."""
-    return parse_date(written) if isinstance(written, str) else None
 
 
 class ReadRun(NamedTuple):
@@ -129,7 +122,7 @@ def read_evaluation(
     entry = replace(
         entry,
         status="running" if running else "incomplete" if pending else "finished",
-        ended_at=moment(facts.get("completed_at")),
+        ended_at=parse_date(as_text(facts.get("completed_at")) or ""),
         measures=_measures(manifest, local_results.pass_threshold_of(found, written)),
         headline=headline,
         reward=reward.value if reward is not None else None,
@@ -139,7 +132,7 @@ def read_evaluation(
         duration_s=took_ms / 1000 if took_ms is not None else None,
         error=problems[0] if problems else None,
     )
-    context = _missing_data(manifest)
+    context = texts_in(manifest.provenance.get("missing_data"))
     problems = (*problems, *context)
     return ReadRun(RunDetail(entry, estimates, numbers or {}, problems=problems, context=context), manifest)
 
@@ -159,11 +152,6 @@ def _measures(manifest: Manifest, threshold: float) -> str:
     rollout, dataset = (as_table(manifest.inputs.get(name)) for name in ("rollout", "dataset"))
     rows = manifest.provenance.get("dataset_name"), dataset.get("sha256"), dataset.get("selected_source_rows")
     return hashlib.sha256(repr((rollout.get("name"), *rows, threshold)).encode()).hexdigest()[:16]
-
-
-def _missing_data(manifest: Manifest) -> list[str]:
-    said = manifest.provenance.get("missing_data")
-    return [each for each in said if isinstance(each, str)] if isinstance(said, list) else []
 
 
 def facts_of(known: ReadRun, directory: Path) -> list[tuple[str, str]]:
@@ -198,7 +186,6 @@ def facts_of(known: ReadRun, directory: Path) -> list[tuple[str, str]]:
 
 
 def commands_of(known: ReadRun, directory: Path) -> list[str]:
-    """Return the commands that continue a run or retry failed attempts."""
     manifest, entry = known.manifest, known.detail.summary
     config = manifest.provenance.get("config") if manifest is not None else None
     if manifest is None or not isinstance(config, str) or entry.status == "running":
@@ -212,7 +199,6 @@ def commands_of(known: ReadRun, directory: Path) -> list[str]:
 
 
 def read_training(path: Path, name: str) -> ReadRun:
-    """Read a training directory; damage becomes a problem, not an error."""
     directory = TrainingDirectory(path)
     try:
         manifest = Manifest.load(directory.manifest)
@@ -241,14 +227,13 @@ def read_training(path: Path, name: str) -> ReadRun:
         entry,
         config_written=config_text(written) if isinstance(written, dict) else None,
         config_effective=manifest.inputs,
-        secret_names=secret_names(manifest),
+        secret_names=texts_in(manifest.inputs.get("secret_names")),
         problems=recorded.problems,
     )
     return ReadRun(detail, manifest, recorded)
 
 
 def training_detail(known: ReadRun, path: Path) -> RunDetail:
-    """Return a training run's details, without curves."""
     recorded, manifest = known.recorded, known.manifest
     if manifest is None or recorded is None:
         return replace(known.detail, facts=[("Directory", str(path))])
@@ -352,8 +337,6 @@ _FAR_AHEAD = datetime.max.replace(tzinfo=timezone.utc)
 
 
 class RunList:
-    """Entries, read again when files have changed."""
-
     def __init__(self, places: RunPlaces, *, patience_s: float | None = None) -> None:
         self._lock = Lock()
         self._patience_s = patience_s
@@ -403,13 +386,11 @@ class RunList:
         return _as_it_stands(place, self._still_known(place) or _READ[place.kind](place.path, place.name))
 
     def newest(self, kind: RunKind) -> list[RunEntry]:
-        """Return the runs of a kind, newest first."""
         with self._lock:
             self._refresh(self._patience_s)
             return self._found(RunQuery(kind=kind))
 
     def in_its_series(self, entry: RunEntry) -> tuple[RunEntry, RunEntry | None]:
-        """Return an entry with its trend and previous comparable run."""
         with self._lock:
             # Beside a run's own page, a list that is not read yet is not waited for.
             self._refresh(self._patience_s and 0.0)
@@ -426,7 +407,6 @@ class RunList:
         return series[max(0, place - TREND_RUNS + 1) : place]
 
     def _refresh(self, patience_s: float | None) -> None:
-        """Look at all runs if some were added or removed, and from time to time."""
         is_late = time.monotonic() - self._looked > _LOOK_AT_ALL_S
         if self._unread or is_late or self._run_places.all() is not self._places:
             self._look_at_all(patience_s)
@@ -467,9 +447,20 @@ class RunList:
         )
 
     def _stamp_of(self, place: RunPlace) -> Stamp:
-        _, entry = self._known.get(place.path, ((), None))
+        """Return the state of a run's files; replaced files change their directory's time."""
+        path, (_, entry) = place.path, self._known.get(place.path, ((), None))
+        try:
+            directory = os.stat(path)  # noqa: PTH116 - there may be ten thousand
+        except OSError:
+            return ()
+        stamp: Stamp = (directory.st_mtime_ns, directory.st_ino, directory.st_size)
         # The journal of an unfinished run grows without a change of its directory.
-        return _stamp(place.path, with_journal=entry is None or entry.status != "finished")
+        if entry is None or entry.status != "finished":
+            for journal in ("events.jsonl", "metrics.jsonl"):
+                with suppress(OSError):
+                    written = os.stat(f"{path}/{journal}")  # noqa: PTH116
+                    stamp += (written.st_size, written.st_mtime_ns)
+        return stamp
 
     def _listed_now(self, place: RunPlace) -> tuple[RunPlace, RunEntry]:
         return place, _as_it_stands(place, self._known[place.path][1])
@@ -496,22 +487,6 @@ def _as_it_stands(place: RunPlace, entry: RunEntry) -> RunEntry:
         running = is_running(place.path.parent, place.path.name)
     status = "running" if running else "incomplete"
     return with_time_so_far(replace(entry, status=status) if status != entry.status else entry)
-
-
-def _stamp(path: Path, *, with_journal: bool) -> Stamp:
-    """Return the state of a run's files; replaced files change their directory's time."""
-    try:
-        directory = os.stat(path)  # noqa: PTH116 - there may be ten thousand
-    except OSError:
-        return ()
-    stamp: Stamp = (directory.st_mtime_ns, directory.st_ino, directory.st_size)
-    if not with_journal:
-        return stamp
-    for journal in ("events.jsonl", "metrics.jsonl"):
-        with suppress(OSError):
-            written = os.stat(f"{path}/{journal}")  # noqa: PTH116
-            stamp += (written.st_size, written.st_mtime_ns)
-    return stamp
 
 
 def _fits(entry: RunEntry, query: RunQuery) -> bool:

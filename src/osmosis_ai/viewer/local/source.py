@@ -146,7 +146,6 @@ class AttemptIndex:
         self._table.close()
 
     def is_of_this_run(self) -> bool:
-        """Whether the directory still has the same run, with the same threshold."""
         try:
             return self._read_identity()[-1] == self._identity
         except OsmosisError:
@@ -167,7 +166,6 @@ class AttemptIndex:
             return self._table.execute(statement, values).fetchall()
 
     def record(self, row: int, attempt: int) -> TerminalRecord | None:
-        """Return the latest valid journal record of an attempt, or None."""
         found = self.find("SELECT offset FROM samples WHERE item = :item", {"item": row * self.n + attempt})
         if not found:
             return None
@@ -322,7 +320,6 @@ class AttemptIndex:
         return {**whole, "total": self._once(asked, lambda: self._count(query))}
 
     def _once(self, key: Hashable, count: Callable[[], CountedT]) -> CountedT:
-        """Return a count of the rows read so far, cached."""
         with self.lock:
             if key not in self._counted:
                 if len(self._counted) >= _MOST_COUNTED:
@@ -342,13 +339,11 @@ class AttemptIndex:
         return int(self.find(f"SELECT count(*) FROM samples{_where(conditions)}", values)[0][0])
 
     def failures(self) -> list[FailureCount]:
-        return self._once(
-            "failures",
-            lambda: [
-                FailureCount(boundary, category, count, divmod(item, self.n), error)
-                for boundary, category, count, item, error in self.find(_FAILURES, {})
-            ],
-        )
+        found = self._once("failures", lambda: self.find(_FAILURES, {}))
+        return [
+            FailureCount(boundary, category, count, divmod(item, self.n), error)
+            for boundary, category, count, item, error in found
+        ]
 
     def rewards(self) -> Histogram | None:
         import numpy as np
@@ -358,7 +353,6 @@ class AttemptIndex:
         return Histogram.of(table[:, 0], weights=table[:, 1])
 
     def _filter(self, query: SampleQuery) -> tuple[list[str], dict[str, Any]]:
-        """Return the conditions of a query, and their values."""
         text = bindable(query.text)
         conditions, values = list[str](), {"n": self.n, "threshold": self.threshold, "text": text}
         if query.outcome is not None:
@@ -426,10 +420,7 @@ OpenedT = TypeVar("OpenedT")
 
 
 class _OpenRuns(dict[Path, OpenedT]):
-    """The most recently used open runs, by directory."""
-
     def of(self, path: Path, make: Callable[[Path], OpenedT], fits: Callable[[OpenedT], bool]) -> OpenedT:
-        """Return an open run or open it; the least recently used one is closed."""
         found = self.pop(path, None)
         self[path] = found if found is not None and fits(found) else make(path)
         if len(self) > _MOST_OPEN:
@@ -602,7 +593,7 @@ class LocalSource:
             summary=run_files.with_time_so_far(detail.summary),
             config_written=attempt_files.read_config(samples.directory),
             config_effective=known.manifest.inputs,
-            secret_names=run_files.secret_names(known.manifest),
+            secret_names=run_files.texts_in(known.manifest.inputs.get("secret_names")),
             failures=samples.failures(),
             rewards=samples.rewards(),
             problems=problems,

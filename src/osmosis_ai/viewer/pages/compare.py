@@ -35,18 +35,8 @@ ALLOWANCES = ("unpaired", "partial", "different_grader", "same")
 
 
 def allowance_for(refusal: OsmosisError) -> str | None:
-    """Return which of :data:`ALLOWANCES` permits a refused comparison."""
     options = set(re.findall(r"--(?:allow-)?([a-z-]+)", refusal.hint or ""))
     return next((name for name in ALLOWANCES if name.replace("_", "-") in options), None)
-
-
-def compared_evaluations(
-    view: Viewing, names: Sequence[str], options: compare.CompareOptions
-) -> dict[str, Any]:
-    baseline, *others = runs = view.source.run_samples(names)
-    # As `eval compare` has it: the file beside the last run's config says between what rewards lie.
-    options = replace(options, reward_range=runs[-1].reward_range)
-    return shown(compare.compare_runs(baseline, others, options), runs, view)
 
 
 def shown(
@@ -227,7 +217,10 @@ def page(view: Viewing, words: Words) -> RenderedPage:
             "slices": ", ".join(words.get("slice", ())),
             "allowed": words.get("allow", ()),
         }
-        found = compared_evaluations(view, names, options)
+        baseline, *others = runs = view.source.run_samples(names)
+        # As `eval compare` has it: the file beside the last run's config says between what rewards lie.
+        options = replace(options, reward_range=runs[-1].reward_range)
+        found = shown(compare.compare_runs(baseline, others, options), runs, view)
         return RenderedPage("compare_evaluations.html", {**given, **found})
     except OsmosisError as error:
         _kind(view, names, words)  # says which of them was deleted meanwhile
@@ -239,7 +232,6 @@ def page(view: Viewing, words: Words) -> RenderedPage:
 
 
 def _named(run: str) -> str:
-    """Return the name of a run, which may be given as ``evals/base``."""
     section, _, name = run.partition("/")
     return name if name and section in SECTIONS.values() else run
 

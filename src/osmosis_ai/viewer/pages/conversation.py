@@ -22,7 +22,7 @@ from osmosis_ai.evaluation.conversation import (
     read_conversation,
 )
 from osmosis_ai.evaluation.lenient_json import as_objects, as_table
-from osmosis_ai.ui.charts import SvgChart, TimeSpan, waterfall
+from osmosis_ai.ui.charts import TimeSpan, waterfall
 from osmosis_ai.ui.pages import NavItem, artifact_headers
 from osmosis_ai.ui.text import unseen_in_json
 from osmosis_ai.viewer import conversations, queries
@@ -71,9 +71,7 @@ def page(view: Viewing, words: Words, *, run: str, item: str, kind: RunKind = "e
         "conversation.html",
         {
             "title": f"Row {row}, attempt {attempt} of {run}",
-            "name": run,
             "crumbs": [*view.crumbs(kind, run), above],
-            "here": one.href,
             "one": one,
             "other": other,
             "pairs": list(zip_longest(one.shown.steps, other.shown.steps if other else ())),
@@ -86,7 +84,9 @@ def page(view: Viewing, words: Words, *, run: str, item: str, kind: RunKind = "e
             "copies": _copies(one.conversation),
             "most_copied": _COPIED,
             "waterfalls": [
-                (each, chart) for each in (one, other) if each and (chart := _waterfall(each.conversation))
+                (each, waterfall(spans, label="When the model was called"))
+                for each in (one, other)
+                if each and (spans := time_spans(each.conversation))
             ],
             "of_validation": kind == "training",
             "address": lambda **more: one.href + queries.query_string(state | more, hide=hidden),
@@ -95,7 +95,6 @@ def page(view: Viewing, words: Words, *, run: str, item: str, kind: RunKind = "e
 
 
 def place_of(item: str) -> tuple[int, int]:
-    """Return the row and attempt that ``12.0`` names."""
     match = _ITEM.fullmatch(item)
     if match is None:
         raise NotFoundError(f"an attempt is named ROW.ATTEMPT, such as 12.0, not {item[:40]!r}.")
@@ -135,11 +134,6 @@ def _elsewhere(
         return ()
     found = view.source.elsewhere(sample.row_digest, limit=_ELSEWHERE)
     return [(entry, each) for entry, each in found if entry.name != run]
-
-
-def _waterfall(conversation: Conversation) -> SvgChart | None:
-    spans = time_spans(conversation)
-    return waterfall(spans, label="When the model was called") if spans else None
 
 
 def time_spans(conversation: Conversation) -> list[TimeSpan]:

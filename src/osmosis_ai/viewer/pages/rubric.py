@@ -125,7 +125,6 @@ def _histograms(
 
 
 def _calibration(report: AgreementReport) -> SvgChart | None:
-    """Return the mean human score for each score of a judge, with intervals and the diagonal."""
     from osmosis_ai.rubric.agreement import ScoreFormat
 
     judges = [*report.judges, *([report.panel] if report.panel is not None else [])]

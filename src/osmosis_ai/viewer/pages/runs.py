@@ -26,7 +26,7 @@ from osmosis_ai.viewer import queries
 from osmosis_ai.viewer.access import LISTS, SECTIONS, RenderedPage, Tile, Viewing
 from osmosis_ai.viewer.conversations import search_conversations
 from osmosis_ai.viewer.local_runs import RunKind
-from osmosis_ai.viewer.queries import Words, query_string, whole_number, word
+from osmosis_ai.viewer.queries import Words, number_of, query_string, whole_number, word
 from osmosis_ai.viewer.source import (
     SORTED_BY,
     FailureCount,
@@ -47,7 +47,6 @@ LOCAL_COMMANDS: dict[RunKind, Sequence[str]] = {
     "eval": ("osmosis eval run configs/eval/NAME.toml", "osmosis demo"),
     "rubric": ("osmosis eval rubric -d DATA -r @RUBRIC.md --model MODEL",),
 }
-"""Commands that create the first run of an empty list."""
 
 
 def listed(view: Viewing, words: Words, *, kind: RunKind | None = None) -> RenderedPage:
@@ -63,8 +62,7 @@ def listed(view: Viewing, words: Words, *, kind: RunKind | None = None) -> Rende
             "found": found,
             "runs": [(run, view.run_href(run.kind, run.name), _trend(run)) for run in found.items],
             "query": query,
-            "since": word(words, "since"),
-            "until": word(words, "until"),
+            "filters": filters,
             "statuses": queries.STATUSES,
             "here": here,
             "address": lambda **more: here + query_string(filters, **more),
@@ -72,8 +70,6 @@ def listed(view: Viewing, words: Words, *, kind: RunKind | None = None) -> Rende
             "narrowed": queries.is_filtered(filters, "q", "status") or query.archived,
             "commands": (LOCAL_COMMANDS if view.is_local else PLATFORM_COMMANDS).get(kind or "eval", ()),
             "compares": kind != "rubric" and bool(found.items),
-            "compared": kind or "eval",
-            "compare": view.href("compare"),
         },
     )
 
@@ -117,7 +113,6 @@ def samples(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             if grouped and query.sort == "row"
             else None,
             "grouped": grouped,
-            "in_conversations": in_conversations,
             "outcomes": get_args(Outcome),
             "columns": [name for name in _AMOUNTS if query.sort == name or _varies(found.items, name)],
             "causes": sorted({*_causes(view, run), *([query.category] if query.category else [])}),
@@ -144,7 +139,6 @@ def _causes(view: Viewing, run: str) -> set[str]:
 
 
 def require_category(view: Viewing, run: str, query: SampleQuery) -> None:
-    """Raise an error for a code that no attempt failed with."""
     known = sorted(_causes(view, run)) if query.category is not None else []
     if query.category is not None and query.category not in known:
         there = f"its failures are {', '.join(known[:20])}" if known else "it has no failures"
@@ -176,7 +170,6 @@ LOG_LINES = 20
 _FAILURES = 50
 _MOST_SLICED = 5_000
 FOLDED = ("Commit", "Dataset, SHA-256", "Grader", "Platform", "Environment", "Isolation")
-"""Parts of a page that are shown on demand."""
 _Sliced = tuple[str, Sequence[RunSlice], OsmosisError | None]
 
 
@@ -220,7 +213,6 @@ def evaluation(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "config": [
                 (name, numbers.setting(value)) for name, value in flat_settings(detail.config_effective)
             ],
-            "before": detail.previous,
             "slices": slices,
             "slice": named,
             "columns": list(dict.fromkeys(filter(None, (*decided, *detail.columns, named)))),
@@ -381,7 +373,6 @@ def training(view: Viewing, words: Words, *, run: str) -> RenderedPage:
 def shown_training(
     detail: RunDetail, curves: TrainingCurves, smoothing: float = 0.0, *, draws: bool = True
 ) -> dict[str, Any]:
-    """Return the values of a training run's page and report."""
     return {
         "title": detail.summary.name,
         "run": detail.summary,
@@ -463,13 +454,9 @@ def _validated(view: Viewing, run: str, start: int) -> Mapping[str, Any]:
 
 
 def _smoothing(words: Words) -> float:
-    given = word(words, "smooth") or "0"
-    try:
-        weight = float(given)
-    except ValueError:
-        weight = -1.0
+    weight = number_of(words, "smooth") or 0.0
     if not 0 <= weight < 1:
-        raise OsmosisError(f"smooth is from 0 (none) to below 1, not {given!r}.")
+        raise OsmosisError(f"'smooth' is from 0 (none) to below 1, not {weight:g}.")
     return weight
 
 

@@ -1,8 +1,8 @@
 """How much slow attempts delay the steps of a training run, with groups sampled ahead and without.
 
 Each run trains `osmosis/tiny` on the multiply rollout; in every second run, some attempts sleep in the agent. The first step,
-which fills caches, does not count. ``slow_steps`` is how many undelayed steps an attempt sleeps: above max_staleness, its
-group is used without it. ``dropped`` is the share of attempts.
+which fills caches, does not count. ``slow_steps`` is how many undelayed steps an attempt sleeps. Above max_staleness, a step
+uses the group without that attempt. ``dropped`` is the share of attempts that were dropped.
 """
 
 from __future__ import annotations

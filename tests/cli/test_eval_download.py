@@ -349,8 +349,8 @@ def test_truncated_summary(
     (stored.directory / "summary.jsonl").write_bytes(listed[: whole + torn_bytes])
     run = told(stored, "info", stored.directory)
     assert {**metrics["summary"], "estimates": metrics["estimates"]} == run["metrics"]
-    can_not = "1 line of the platform's list of its attempts cannot be read: these attempts are omitted."
-    lacks = "Its numbers are of 2 attempts, of which the list of attempts has 1: the others are omitted."
+    can_not = "1 line of the platform's list of attempts cannot be read; these attempts are omitted."
+    lacks = "The metrics cover 2 attempts, but the list of attempts has only 1; the others are omitted."
     target = tmp_path / "run.html"
     if lines:
         said = [can_not, lacks] if torn_bytes else [lacks]

@@ -144,7 +144,7 @@ def test_hosted_run(stored: DownloadableRun) -> None:
     assert samples[1]["problems"] == ["The platform has no conversation for it."]
     assert samples[1]["category"] == "Timeout"
     (problem,) = outcome.data["problems"]
-    assert "2 lines of the platform's list of its attempts cannot be read" in problem
+    assert "2 lines of the platform's list of attempts cannot be read" in problem
     assert shown(maze, "platform:amber-otter-42", "--search", "SEVEN") == [(1, 0)]
     assert shown(maze, "platform:amber-otter-42", "--row", "1") == [(1, 0)]
     assert shown(maze, "platform:amber-otter-42", "--below") == [(1, 0)]
@@ -162,8 +162,8 @@ def test_hosted_run_without_summary(stored: DownloadableRun) -> None:
     found = [(each["row"], each["attempt"], each["messages"][2]["content"]) for each in data["samples"]]
     assert found == [(2, 0, "also two"), (2, 1, "two"), (10, 0, "ten")]
     assert "reward" not in data["samples"][0]
-    assert "no list of its attempts" in data["problems"][0]
-    assert "no list of its attempts" in " ".join(stored.maze.osmosis(*show, "--failed").out.split())
+    assert "no list of the run's attempts" in data["problems"][0]
+    assert "no list of the run's attempts" in " ".join(stored.maze.osmosis(*show, "--failed").out.split())
 
 
 def test_hosted_summary_fails(stored: DownloadableRun) -> None:

@@ -279,7 +279,7 @@ def test_endless_pages(stored: DownloadableRun, tmp_path: Path) -> None:
 
 
 def test_invalid_samples_reply(stored: DownloadableRun, tmp_path: Path) -> None:
-    told = "The platform's details of single attempts cannot be read"
+    told = "The platform's details of the attempts cannot be read"
     tells(stored, {"samples": [FAILED], "next_cursor": "1-0"}, {"samples": [{"row": "many"}]})
     assert told not in written(stored, tmp_path), "the list has no sample behind these"
     tells(stored, {"samples": [{"row": "many"}]})

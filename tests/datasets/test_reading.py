@@ -331,7 +331,7 @@ def test_rows_override_the_limit_and_are_sorted_and_distinct() -> None:
     "rows, problem",
     [
         *(
-            (rows, "as in '3,7,10-20'")
+            (rows, "such as '3,7,10-20'")
             for rows in ("", "a", "1,,2", "1-", "-1", "1-2-3", "1.5", "٣", "9" * 5000)
         ),
         ("1,9-3", "'9-3' in rows '1,9-3' ends before it starts"),

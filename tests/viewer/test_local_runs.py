@@ -494,7 +494,7 @@ def test_large_conversation_download(local: LocalPlace, monkeypatch: pytest.Monk
     assert "step_id" in page
     assert "word word" not in page
     for wanted in ("?as=messages", "?as=row", "?step=1"):
-        assert "it can be downloaded, and is not read" in page_text(pages.get(raw + wanted), status=404)
+        assert "only its file can be downloaded" in page_text(pages.get(raw + wanted), status=404)
     assert set(asked) == {100}
     assert pages.get(f"{raw}?as=film").status_code == 400
 

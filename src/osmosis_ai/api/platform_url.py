@@ -34,7 +34,7 @@ def normalize_platform_url(raw: str) -> str:
     if "://" not in text:
         is_local = is_loopback(_host_of_bare(text))
         if not is_local and re.fullmatch(r"[\w-]*/*", text):
-            raise _invalid(raw)  # rather a wrong argument than the name of a host
+            raise _invalid(raw)  # more likely a wrong argument than a host name
         text = f"{'http' if is_local else 'https'}://{text}"
     try:
         parts = urlsplit(text)

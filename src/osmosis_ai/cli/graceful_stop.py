@@ -42,7 +42,7 @@ class GracefulStop:
     """The side of an engine's hooks that stops it; a context manager around what is shown meanwhile."""
 
     quit_status = INTERRUPTED_STATUS
-    """Exit status after the second Ctrl-C; the first one gives a partial result, which exits with 1."""
+    """Exit status after the second Ctrl-C. The first one ends the command with a partial result, whose status is 1."""
 
     def __init__(self, output: OutputContext, words: list[str], *, quit_at_once: str) -> None:
         self._output = output

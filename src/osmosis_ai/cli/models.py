@@ -43,7 +43,7 @@ _NEVER = "not deployed"
 LoraArgument = Annotated[
     str,
     typer.Argument(
-        help="LoRA model, as NAME or BASE:NAME, or training run with one deployed adapter.",
+        help="LoRA model as NAME or BASE:NAME, or a training run with exactly one deployed adapter.",
         autocompletion=complete_model,
     ),
 ]

@@ -142,7 +142,8 @@ class DecideSettings(ConfigSection):
 
     against: Annotated[str, checked(_run_name_problem)] | None = setting(
         None,
-        "baseline: name or directory of a run, or `git:REF` for the newest finished run of a commit without uncommitted changes",
+        "baseline: name or directory of a run, or `git:REF` for the newest finished run of a commit (runs with uncommitted "
+        "changes do not count)",
     )
     confidence: Annotated[float, Field(gt=0.5, le=MOST_CONFIDENCE)] = setting(
         DEFAULT_CONFIDENCE, "confidence level of every bound and interval"

@@ -204,7 +204,8 @@ class AdvancedSection(ConfigSection):
     max_steps: Annotated[Count | None, MAY_CHANGE] = setting(None, "stop after this many steps")
     max_staleness: Annotated[int, Field(ge=0, le=100)] = setting(
         0,
-        "maximum number of updates between sampling a token and learning from it; older tokens are dropped",
+        "maximum number of updates between sampling a token and learning from it; attempts that are too old or too slow are "
+        "dropped",
     )
     refill: bool = setting(
         False,

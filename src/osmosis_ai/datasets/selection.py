@@ -121,8 +121,8 @@ def parse_ranges(text: str) -> Iterator[tuple[int, int]]:
         match = _PART.fullmatch(part)
         if match is None:
             raise OsmosisError(
-                f"cannot read '{part.strip()[:80]}' in rows '{text[:80]}'; expected rows from 0 and ranges, as in "
-                "'3,7,10-20'."
+                f"cannot read '{part.strip()[:80]}' in rows '{text[:80]}'; expected row numbers from 0 and ranges, "
+                "such as '3,7,10-20'."
             )
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:

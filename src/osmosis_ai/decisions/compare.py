@@ -648,10 +648,11 @@ def changed_metrics(found: RunComparison, candidate: ComparedCandidate) -> Compa
     """Return a candidate's metrics against the baseline's."""
     rows = [row for change in candidate.changes for row in _metric_rows(change, found.metric)]
     notes = ["unpaired" if candidate.comparability.matched is None else "rows with a score in both runs"]
-    if any(each.described.scale == "amount" for each in candidate.changes):
-        notes.append(
-            "tokens and latency are means per attempt; x is the ratio of geometric means, row by row"
-        )
+    amounts = [each for each in candidate.changes if each.described.scale == "amount"]
+    if amounts:
+        notes.append("tokens and latency are means per attempt")
+    if any(each.change is not None for each in amounts):
+        notes.append("x is the geometric mean of the rows' ratios")
     warnings = dict.fromkeys(each.change.warning for each in candidate.changes if each.change is not None)
     note = "; ".join([*notes, *filter(None, warnings)])
     headings = _change_headings(found, candidate, "Metric")

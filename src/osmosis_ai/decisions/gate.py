@@ -127,7 +127,7 @@ class Evidence:
     def of(cls, found: Estimate | Difference | None) -> Evidence:
         """Return a number and its bounds as evidence."""
         if found is None:
-            return cls(note="no attempt has this number.")
+            return cls(note="no attempt has a value for this metric.")
         if isinstance(found, Difference):
             rows, samples, p, note = found.rows, found.samples, found.p, found.reason or ""
         else:

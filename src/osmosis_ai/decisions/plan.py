@@ -100,7 +100,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class AttemptPrice:
-    """Cost of an attempt, and how many end per second; None if unknown."""
+    """Cost of an attempt and number of attempts that finish per second; None if unknown."""
 
     cost_usd: float | None = None
     per_second: float | None = None

@@ -113,7 +113,7 @@ class RunSamples:
     open_dataset: Callable[[], Path] | None = field(default=None, repr=False)
     reward_range: tuple[float, float] | None = None
     duration_s: float | None = None
-    """How long the samples took together; None if the run has not finished."""
+    """Run time; None if unknown or if the run has not finished."""
 
     @property
     def scored(self) -> NDArray[np.bool_]:

@@ -149,7 +149,7 @@ class AttemptFilesWriter:
         try:
             document = found.model_dump(exclude_none=True)
             if record.status == "failed":
-                # The index has no room for the cause, and an upload has no journal.
+                # Uploads do not include the journal, and the index has no field for the cause.
                 failure = {"source": record.boundary, "code": record.category, "error": record.error}
                 document.setdefault("extra", {}).setdefault("osmosis", {})["failure"] = failure
             trajectory: Mapping[str, Any] = self._redactor.tree(document)

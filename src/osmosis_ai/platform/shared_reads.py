@@ -29,7 +29,7 @@ class SharedReads:
             try:
                 found.set_result(read())
             except BaseException as error:
-                with self._lock:  # waiting callers share the failure; later calls read again
+                with self._lock:  # callers that are waiting share the failure; later calls read again
                     self._reads.pop(key, None)
                 found.set_exception(error)
         result: ReadT = found.result()

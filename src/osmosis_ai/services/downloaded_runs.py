@@ -322,7 +322,7 @@ def _missing_data(
 ) -> Iterator[str]:
     if facts.get("samples_unread") is True:
         yield (
-            "The platform's details of single attempts cannot be read: error sources, previews and "
+            "The platform's details of the attempts cannot be read: error sources, previews and "
             "costs are not included here."
         )
     if isinstance(large := facts.get("unread"), int) and large:
@@ -333,13 +333,13 @@ def _missing_data(
         )
     if listed.unread:
         yield (
-            f"{amount(listed.unread, 'line')} of the platform's list of its attempts cannot be read: "
+            f"{amount(listed.unread, 'line')} of the platform's list of attempts cannot be read; "
             "these attempts are omitted."
         )
     if counted is not None and counted > listed.samples:
         yield (
-            f"Its numbers are of {counted:,} attempts, of which the list of attempts has "
-            f"{listed.samples:,}: the others are omitted."
+            f"The metrics cover {counted:,} attempts, but the list of attempts has only "
+            f"{listed.samples:,}; the others are omitted."
         )
     if without_metrics:
         yield "Its metrics.json, which has the pass threshold, is missing: a reward of 1 is assumed."

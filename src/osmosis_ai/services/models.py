@@ -36,6 +36,7 @@ from osmosis_ai.files import expanded, sync_directory
 from osmosis_ai.services.listing import DEFAULT_LIMIT, fetch_listing
 from osmosis_ai.services.names import similar_names
 from osmosis_ai.services.runs.download import safe_name
+from osmosis_ai.ui.numbers import amount
 from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 INFERENCE_PATH = "/v1/chat/completions"
@@ -125,7 +126,7 @@ def ask_by_name(client: PlatformClient, name: str, ask: Callable[[str], _T]) -> 
 
 
 def _ask_by_name_or_run(client: PlatformClient, name: str, ask: Callable[[str], _T]) -> _T:
-    """Return the platform's answer about an adapter, also named by the run whose only deployed adapter it is."""
+    """Return the platform's answer about an adapter; ``name`` can be a training run with exactly one deployed adapter."""
     try:
         return ask_by_name(client, name, ask)
     except PlatformError as error:
@@ -139,7 +140,9 @@ def _ask_by_name_or_run(client: PlatformClient, name: str, ask: Callable[[str], 
     if len(deployed) == 1:
         return ask(deployed[0].model_name or deployed[0].id)
     names = ", ".join(each.model_name or each.id for each in deployed or adapters)
-    raise NotFoundError(f"The run {name} has {len(deployed)} deployed adapters.", hint=f"name one: {names}")
+    raise NotFoundError(
+        f"Run '{name}' has {amount(len(deployed), 'deployed adapter')}.", hint=f"name an adapter: {names}"
+    )
 
 
 def _is_base_of(client: PlatformClient, base: str, name: str) -> bool:

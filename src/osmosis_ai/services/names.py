@@ -70,7 +70,7 @@ def similar_names(client: PlatformClient, name: str, *kinds: Kind) -> list[str]:
 
 
 def explain_local_run(error: PlatformError) -> bool:
-    """Whether a call for an evaluation found nothing because it is a local run; the error then says so."""
+    """Explain an error about an evaluation run that is only on this machine; return whether it is."""
     from osmosis_ai.evaluation.manifest import Manifest
 
     found = re.fullmatch(rf"{_LISTS['eval'].path}/([^/]+)(/stop|/logs)?", error.path or "")
@@ -85,7 +85,7 @@ def explain_local_run(error: PlatformError) -> bool:
     error.hint = f"its files are in {directory}"
     if config:
         again = f"`osmosis eval run {quote(str(config))} --name {quote(name)}`"
-        error.hint += f"; {again} continues it, and with --retry-failed repeats failed attempts"
+        error.hint += f"; {again} resumes it (add --retry-failed to repeat failed attempts)"
     return True
 
 

@@ -125,7 +125,7 @@ def money(usd: float | None) -> str:
 
 
 def date(moment: datetime | str | None, *, seconds: bool = False, zone: tzinfo | None = None) -> str:
-    """Format as ``2026-05-01 1:05 PM UTC`` in the local zone or ``zone``; text that is no date stays as it is."""
+    """Format as ``2026-05-01 1:05 PM UTC`` in the local zone or ``zone``; text that is not a date is unchanged."""
     local = _in_zone(moment, zone)
     if isinstance(local, str):
         return local
@@ -134,7 +134,7 @@ def date(moment: datetime | str | None, *, seconds: bool = False, zone: tzinfo |
 
 
 def iso(moment: datetime | str | None) -> str:
-    """Format as ``2026-05-01T13:05:00Z`` in UTC, with milliseconds if any; text that is no date stays as it is."""
+    """Format as ``2026-05-01T13:05:00Z`` in UTC, with milliseconds if any; text that is not a date is unchanged."""
     utc = _in_zone(moment, timezone.utc)
     if isinstance(utc, str):
         return utc

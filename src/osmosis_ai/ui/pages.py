@@ -114,7 +114,7 @@ def assets() -> Mapping[str, Asset]:
     types = {"viewer.css": "text/css; charset=utf-8", "page.js": "text/javascript; charset=utf-8"}
     made: dict[str, Asset] = {}
     for plain, media_type in types.items():
-        # Neither indentation nor comments are sent.
+        # Indentation and comments are not sent.
         lines = (line.strip() for line in (KIT / plain).read_text("utf-8").splitlines())
         content = "\n".join(line for line in lines if line and not line.startswith("//")).encode()
         stem, _, suffix = plain.rpartition(".")

@@ -50,12 +50,12 @@ def visible(text: str) -> str:
     return shown if shown.isascii() and shown.isprintable() else shown.translate(_MARKS)
 
 
-# Behind an introducer of 8 bits: no part of a letter is before it.
+# After an 8-bit introducer: the preceding character is not part of a multi-byte letter.
 _ALONE = r"(?<![\x80-\xff].)"
 _SEQUENCE = re.compile(
     rf"(?:\x1b\[|\x9b{_ALONE}(?=[0-?]+[@-~]))(?P<parameters>[0-?]*)[ -/]*(?P<final>[@-~])"
     r"|\x1b[\]PX^_][^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?|\x1b[ -/]*[0-~]"
-    # It ends before the next begins, so that many without an end are not each read to the end of the line.
+    # A sequence ends before the next one begins; otherwise, many unterminated ones would each be read to the line's end.
     rf"|(?:\x9d{_ALONE}[0-9]+;|\x90{_ALONE}[0-?]*[ -/]*[@-~])[^\x07\x1b\x90\x9b-\x9d\n]*(?:\x07|\x1b\\|\x9c)"
 )
 _WORDS = {"1": "ansi-bold", "3": "ansi-italic", "4": "ansi-underlined"}
@@ -172,8 +172,8 @@ MOST_JSON_CHARACTERS = 100_000
 _MOST_OF_OTHERS = 20_000
 """Limit for other languages, whose lexers may take quadratic time."""
 
-# Those that people meet, and no others: a lexer is some hundred regular expressions that see hostile text. Pygments'
-# for YAML and TypeScript take more than a minute for 100,000 characters that are chosen for it.
+# Only common languages: a lexer applies about a hundred regular expressions to hostile text. Pygments' lexers for YAML and
+# TypeScript need more than a minute for 100,000 malicious characters.
 _LEXERS = {
     *("json", "python", "py", "bash", "sh", "shell", "sql", "toml"),
     *("javascript", "js", "html", "xml", "css", "diff"),
@@ -190,7 +190,7 @@ def code(text: str, language: str = "") -> Markup:
         return escape(shown)
     from pygments import highlight
 
-    # It ends the last line, whether it had an end or not.
+    # Pygments always ends the last line.
     made = highlight(shown, *_lexer_and_formatter(name))
     return Markup(made if shown.endswith("\n") else made.removesuffix("\n"))
 
@@ -205,7 +205,7 @@ def _lexer_and_formatter(name: str) -> tuple[Lexer, Formatter]:
 
 
 MOST_CHARACTERS = 65_536
-# A parser tries an opening bracket against all that follows it: a thousand of them take a tenth of a second.
+# The parser matches each opening bracket against the rest of the text: 1,000 brackets take 0.1 s.
 _MOST_BRACKETS = 1_000
 _DEEPEST = 20
 _COPY = '<button type="button" class="copy" hidden>Copy</button>'
@@ -217,11 +217,11 @@ def markdown(text: str) -> Markup:
     shown, parser = visible(left), _parser()
     takes_long = len(shown) > MOST_CHARACTERS or shown.count("[") > _MOST_BRACKETS
     tokens = [] if takes_long else parser.parse(shown)
-    # What lies deeper is not parsed, and would not be shown.
+    # The parser drops deeper tokens, so they would not be shown.
     if takes_long or any(token.level >= _DEEPEST - 2 for token in tokens):
         drawn = Markup('<div class="written">{}</div>').format(shown)
     else:
-        # Once more, because what is escaped in addresses is resolved by now.
+        # Apply visible again: the parser has decoded escapes in addresses.
         drawn = Markup(visible(parser.renderer.render(tokens, parser.options, {})))
     return drawn + removed_remark(removed)
 
@@ -231,9 +231,9 @@ def _parser() -> MarkdownIt:
     from markdown_it import MarkdownIt
 
     parser = MarkdownIt("commonmark", {"html": False, "maxNesting": _DEEPEST})
-    # A definition of a reference is not shown, and an entity not as it was written: both hide what was said.
+    # Both would hide text: reference definitions are not shown, and entities are shown decoded.
     parser.enable(["table", "strikethrough"]).disable(["reference", "entity"])
-    # Every address is shown as text: none has to be refused, none to be encoded.
+    # Addresses are shown as text, so no address needs to be refused or encoded.
     parser.validateLink = lambda _: True  # type: ignore[method-assign, assignment]
     parser.normalizeLink = lambda url: url  # type: ignore[method-assign]
     for kind, rule in _RULES.items():
@@ -288,7 +288,7 @@ _RULES = {
     "heading_open": _heading,
     "heading_close": _heading,
     "ordered_list_open": _list,
-    # Without the ``style`` that aligns a column: the policy lets none in.
+    # Omit the ``style`` that aligns a column: the content security policy forbids it.
     "th_open": lambda *_: '<th scope="col">',
     "td_open": lambda *_: "<td>",
 }

@@ -132,7 +132,7 @@ def irregular_file(directory: Path) -> str | None:
 def namesakes(place: RunPlace, places: Sequence[RunPlace]) -> list[str]:
     """Return the names of the archived versions of a run, newest first."""
     name = name_before_archiving(place.path.name)
-    # Names first: of ten thousand paths, the parents take longer.
+    # Compare names first: computing the parents of ten thousand paths takes longer.
     alike = [each for each in places if name_before_archiving(each.path.name) == name and each != place]
     beside = (place.kind, place.path.parent)
     found = [each for each in alike if (each.kind, each.path.parent) == beside]

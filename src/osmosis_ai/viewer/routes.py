@@ -82,7 +82,7 @@ def add_page(
             if part is not None and kind is not None and "run" in parameters:
                 asked = replace(view, parts=frozenset(part.split(",")))
             elif kind in ("eval", "training") and "run" in parameters:
-                # Before the run is read, so that later changes are seen.
+                # Read the cursor before the run, so that the page notices later changes.
                 asked = replace(view, shell=replace(view.shell, live=view.live(kind, parameters["run"])))
             return answer(asked, page(asked, queries.words_of(request.url.query), **parameters), part=part)
         except OsmosisError as error:
@@ -93,7 +93,7 @@ def add_page(
 
 
 def add_live(router: APIRouter, viewing: Visitor, kind: RunKind) -> None:
-    """Add the address of a run's state, for which open pages ask every two seconds."""
+    """Add the route of a run's state; open pages request it every two seconds."""
 
     @router.get(f"/{SECTIONS[kind]}/{{run}}/changes", include_in_schema=False, response_model=None)
     def changes(request: Request, view: Viewing = Depends(viewing)) -> Response:  # noqa: B008 - FastAPI's way

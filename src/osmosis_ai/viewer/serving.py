@@ -230,7 +230,7 @@ class RunningViewer:
             raise OsmosisError(
                 f"cannot listen on {bracketed(host)}:{port}: {describe_bind_error(error)}",
                 code="CONFLICT",
-                hint="leave out --port: then a free one is taken",
+                hint="omit --port to use a free port",
             ) from error
         self.port: int = self.listener.getsockname()[1]
         name = f"{secrets.token_hex(8)}.localhost"

@@ -340,11 +340,11 @@ CANNOT_BE_ANNOUNCED: list[tuple[dict[str, Any], str]] = [
     (_with_run(completed_at="2026-11-01T08:00:00Z"), "ends before it starts"),
     (_with_run(started_at="0001-06-01T00:00:00Z"), "the year 1 is not that of any run"),
     (_with_run(started_at="0001-01-01T00:00:00+14:00"), "no moment of a calendar in UTC"),
-    (_with_run(evaluation_config={"n": 10**9, "pass_threshold": 1.0}), "attempts; this platform takes"),
+    (_with_run(evaluation_config={"n": 10**9, "pass_threshold": 1.0}), "attempts; this platform accepts"),
     (_with_run(evaluation_config={"n": 0, "pass_threshold": 1.0}), "n"),
     (_with_rows("5-1"), "ends before it starts"),
     (_with_rows("0-999999999"), "uses more than 100,000 rows"),
-    (_with_rows("all"), "rows from 0 and ranges"),
+    (_with_rows("all"), "row numbers from 0 and ranges"),
 ]
 
 
@@ -369,7 +369,7 @@ def test_a_path_cannot_be_a_file_and_a_directory(api: TestClient, run: LocalRun)
     [
         ("MOST_FILES", 3, "this platform takes 3 of a run"),
         ("MOST_TOTAL_BYTES", 100, "this platform takes 100 of a run"),
-        ("MOST_SAMPLES", 5, "a run of 6 attempts; this platform takes 1 to 5"),
+        ("MOST_SAMPLES", 5, "the run has 6 attempts; this platform accepts 1 to 5"),
         ("MOST_TRAJECTORY_BYTES", 10, "10 are the most"),
     ],
 )

@@ -144,7 +144,7 @@ def test_a_retried_run_says_how_often_and_when_and_is_compared_as_a_whole(
     assert source.state("eval", run.name).cursor != before.cursor
     (compared,) = source.run_samples([run.name])
     assert compared.revision == 2
-    assert compared.unfinished == "the run first is running: its attempts are not all there yet."
+    assert compared.unfinished == "the run first is running: not all of its attempts are available yet."
 
 
 def test_files_of_a_sample_are_those_of_its_newest_result_and_no_path_leads_elsewhere(

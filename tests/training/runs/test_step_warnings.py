@@ -135,7 +135,7 @@ FLAT = [0.3, 0.28, 0.32, 0.31, 0.29] * 4
                 "rollout/dropped_stale_lengths": [900] * 20,
             },
             7,
-            "12% of the attempts in the last 5 steps were dropped as too old (mean response: 900 tokens, of the others 300)",
+            "12% of the attempts in the last 5 steps were dropped as too old or too slow (mean response: 900 tokens, others 300)",
             False,
         ),
         ({"rollout/raw_reward": FLAT, "eval/validation/dropped": [0] * 19 + [1]}, None, "", True),

@@ -286,7 +286,7 @@ def show(
     below: options.BelowOption = False,
     failed: options.FailedOption = False,
     flaky: Annotated[
-        bool, typer.Option("--flaky", help="Rows with mixed outcomes: some attempts pass.")
+        bool, typer.Option("--flaky", help="Only rows with mixed outcomes: some attempts pass.")
     ] = False,
     unscored: options.UnscoredOption = False,
     finish: options.FinishOption = None,

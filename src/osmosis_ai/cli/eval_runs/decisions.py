@@ -648,7 +648,7 @@ def _plan_table(planned: PlannedEval, designs: Sequence[Design]) -> Table:
         "cost of one run"
     )
     if speed:
-        note += f"; time at the speed of {planned.pilot}: {speed:.2g} attempts per second, start-up included"
+        note += f"; time at the speed of {planned.pilot}: {speed:.2g} attempts per second, including start-up"
     return Table(
         [*(Column(heading, right=True) for heading in headings), ""],
         [_plan_row(planned, design) for design in designs],

@@ -760,7 +760,7 @@ QUIT_AT_ONCE = "Interrupted. Run the same command to resume the pending attempts
 class LiveRun(GracefulStop, RunHooks):
     """Shows a run on the terminal; a context manager."""
 
-    quit_status = 1  # as in the public CLI
+    quit_status = 1  # the public CLI exits with 1, too
 
     def __init__(self, output: OutputContext, prepared: PreparedEvalRun, *, yes: bool) -> None:
         super().__init__(output, ["eval", "run"], quit_at_once=QUIT_AT_ONCE)

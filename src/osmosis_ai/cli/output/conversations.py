@@ -146,7 +146,7 @@ def _hints(found: ShownRun, wanted: WantedSamples) -> Iterator[str]:
     if found.without:
         of = f"{found.without:,} of {found.without + found.too_large + (found.searched or 0):,}"
         have = "has" if found.without == 1 else "have"
-        yield f"{of} attempts {have} no conversation to read: of these, only previews and errors were searched."
+        yield f"{of} attempts {have} no readable conversation; only their previews and errors were searched."
     if found.too_large:
         most = f"{LARGEST_CONVERSATION_BYTES >> 20} MiB"
         yield f"Conversations that were not searched, each larger than {most}: {found.too_large:,}."

@@ -146,7 +146,7 @@ def _serve(config: PlatformConfig, login: bool, logs_json: bool) -> Iterator[dic
 
 def _ready(platform: RunningPlatform, saved_in: str | None) -> OperationResult:
     url, first = platform.config.base_url, platform.first_login
-    where = "Select it once in each Git repository of rollouts; the login is saved for all of them:"
+    where = "Run once in each Git repository with rollouts (the saved login works in all of them):"
     steps = [
         f"Data: {platform.config.home}",
         where if saved_in else "Use it in the Git repository of your rollouts:",

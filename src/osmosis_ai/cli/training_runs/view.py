@@ -193,7 +193,10 @@ def _averages(curves: TrainingCurves) -> Iterator[tuple[str, str]]:
     staleness, replaced = curves.points("rollout/staleness"), curves.points("rollout/replaced")
     if any(each.value for each in staleness):
         dropped = percent(_mean(curves.points(DROPPED)), digits=0)
-        yield "Staleness", f"{_mean(staleness):.1f} updates; {dropped} of attempts dropped as too old"
+        yield (
+            "Staleness",
+            f"{_mean(staleness):.1f} updates; {dropped} of attempts dropped as too old or too slow",
+        )
     if any(each.value for each in replaced):
         yield "Replaced groups", f"{_mean(replaced):.1f} per step, because of equal rewards"
 

@@ -182,7 +182,7 @@ def _revision(database: Database) -> str | None:
 
 
 def _require_no_rows(database: Database, session: Session) -> None:
-    """Refuse a database with a row, or with a table that is not the platform's."""
+    """Refuse a database that has a row, or a table that is not the platform's."""
     ours = {table.name: table for table in _TABLES}
     for name in sorted(set(inspect(session.connection()).get_table_names()) - {"alembic_version"}):
         if name not in ours or session.scalar(select(literal(1)).select_from(ours[name]).limit(1)):

@@ -628,7 +628,7 @@ class BlobCopies:
 
     @contextmanager
     def open(self, name: str, fetch: Callable[[IncomingFile], None]) -> Iterator[Path]:
-        """Provide the copy ``name``, which is not removed within the block."""
+        """Provide the copy ``name`` and keep it until the block ends."""
         path = self._copies / name
         with self._lock:
             self._in_use[name] += 1
@@ -639,7 +639,7 @@ class BlobCopies:
                     fetch(incoming)
                     incoming.seal()
                     incoming.move_to(path)
-            # Only the time of its last use: other programs identify the file by the time of its last change.
+            # Change only the access time: other programs identify the file by its modification time.
             os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
             self._trim()
             yield path

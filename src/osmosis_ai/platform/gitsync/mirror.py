@@ -419,7 +419,7 @@ class ObjectReader:
 
     @contextlib.contextmanager
     def content(self, entry: TreeEntry) -> Iterator[IO[bytes]]:
-        """Yield a stream that begins with the content of a file, all of which is to be read."""
+        """Yield a stream that begins with the content of a file; the caller must read all of the content."""
         try:
             self._requests.write(entry.object_id.encode("ascii") + b"\n")
             self._requests.flush()
@@ -471,7 +471,7 @@ def _refuse_unsafe_paths(entries: Iterable[TreeEntry]) -> None:
 
 
 def _stays_inside(path: str, destination: str, links: Collection[str]) -> bool:
-    """Return whether a link leads into the tree; the way up from another link may lead anywhere."""
+    """Return whether a link stays inside the tree; ``..`` after another link is refused because it may lead anywhere."""
     if not destination or destination.startswith("/") or "\0" in destination:
         return False
     place, is_through_link = list(PurePosixPath(path).parent.parts), False

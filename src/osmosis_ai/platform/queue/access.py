@@ -122,7 +122,7 @@ class WorkerAccess:
             session.execute(update(DbRunShard).where(DbRunShard.id == shard_id).values(ticket_hash=None))
 
     def authorize(self, bearer: str, request: ClaimRequest) -> ClaimScope:
-        """Return what the bearer of a token or ticket may claim; an ApiError otherwise."""
+        """Return what the bearer of a token or ticket may claim; raise an ApiError if it may claim nothing."""
         if hmac.compare_digest(bearer.encode(), self.local_token.encode()):
             return ClaimScope(token_id=LOCAL)
         if bearer.startswith(TICKET_PREFIX):

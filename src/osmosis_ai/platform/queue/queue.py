@@ -163,7 +163,7 @@ class RunQueue(RunPhases):
 
     def take(self, kind: str) -> Lease | None:
         """Assign a ``prepare`` or ``finalize`` shard to the platform itself."""
-        # Most calls find nothing, and need not write.
+        # Most calls find nothing, so this read avoids a write transaction.
         claimable = select(DbRunShard.id).join(DbRun).where(self._is_claimable(kind)).limit(1)
         if self.db.scalar(claimable) is None:
             return None
@@ -184,7 +184,7 @@ class RunQueue(RunPhases):
     def _take(self, request: wire.ClaimRequest, scope: ClaimScope) -> Lease | None:
         is_repeated = DbRunShard.claim_id == request.claim_id
         with self.db.session() as session:
-            # Most claims find nothing, and need not write.
+            # Most claims find nothing, so these reads avoid a write transaction.
             is_new = session.scalar(select(DbRunShard.id).where(is_repeated)) is None
             if is_new and not self._candidates(session, request, scope):
                 return None

@@ -99,7 +99,7 @@ def check_announcement(start: EvalImportStart) -> None:
     samples = len(selected_rows(start.run)) * start.run.evaluation_config.n
     if not 1 <= samples <= MOST_SAMPLES:
         raise _refused(
-            f"a run of {samples:,} attempts; this platform takes 1 to {MOST_SAMPLES:,}",
+            f"the run has {samples:,} attempts; this platform accepts 1 to {MOST_SAMPLES:,}",
             "run.evaluation_config.n",
         )
     _check_files(start.files)
@@ -107,7 +107,7 @@ def check_announcement(start: EvalImportStart) -> None:
 
 def selected_rows(run: ImportedRun) -> Selection:
     described = run.experiment_config.dataset.selected_source_rows
-    # Counted before the ranges are expanded.
+    # Count before expanding the ranges: a hostile range can be huge.
     if sum(last - first + 1 for first, last in parse_ranges(described)) > MOST_SAMPLES:
         raise _refused(f"it uses more than {MOST_SAMPLES:,} rows", "dataset")
     return select_rows(_MOST_ROWS, limit=None, rows=described)
@@ -397,7 +397,8 @@ def _read_progress(blobs: BlobStore, file: DbEvalImportFile, rows: Selection, n:
     total_runs, sampled, total = map(int, numbers)
     if (total_runs, sampled) != (len(rows) * n, len(rows)):
         raise _inconsistent(
-            PROGRESS, f"{total_runs} attempts of {sampled} rows, and the run has {n} on each of {len(rows)}"
+            PROGRESS,
+            f"{total_runs} attempts of {sampled} rows, but the run has {len(rows)} rows with {n} attempts each",
         )
     if total <= rows.indices[-1]:
         raise _inconsistent(PROGRESS, f"row {rows.indices[-1]} was used of a dataset of {total} rows")

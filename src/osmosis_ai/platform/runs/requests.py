@@ -57,7 +57,7 @@ def rejected(
             section = issue.key.rpartition(".")[0]
             described["key_correction"] = ".".join(filter(None, (section, issue.suggestion)))
         elif issue.suggestion is not None:
-            # Clients would apply a correction of the value to the key.
+            # Clients apply key_correction to the key, so a correction of the value goes into the message.
             described["message"] += f" (did you mean '{issue.suggestion}'?)"
         found.append(described)
     return ApiError(status, reason, message, issues[0].key, found)

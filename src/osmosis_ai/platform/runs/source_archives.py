@@ -77,7 +77,7 @@ class SourceArchives:
             raise StillPackingError(f"the commit {sha[:12]} is still being packed for workers.") from None
 
     def doubt(self, run_id: str) -> None:
-        """Delete the archive of a run's commit if it is damaged: perhaps a worker failed because of it."""
+        """Delete the archive of a run's commit if it is damaged, because a worker may have failed on it."""
         of_run = (
             DbRun.workspace_id == DbSourceArchive.workspace_id,
             DbRun.commit_sha == DbSourceArchive.commit_sha,

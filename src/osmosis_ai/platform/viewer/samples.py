@@ -420,6 +420,6 @@ def _unfinished(run: DbRun) -> str | None:
     if run.status == "finished":
         return None
     if run.status in OPEN:
-        return f"the run {run.name} is {run.status}: its attempts are not all there yet."
+        return f"the run {run.name} is {run.status}: not all of its attempts are available yet."
     said = f" ({run.error.rstrip('.')})" if run.error else ""
     return f"the run is {run.status}, not finished{said}: a part of a run proves nothing."

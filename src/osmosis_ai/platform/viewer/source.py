@@ -460,7 +460,7 @@ class _RunDataset:
             with self.services.blobs.open(found.blob_key or "") as source, target.open("wb") as copy:
                 shutil.copyfileobj(source, copy)
         except BlobNotFound:
-            raise OsmosisError(f"the dataset that {name} used has been replaced just now.") from None
+            raise OsmosisError(f"the dataset that {name} used has just been replaced.") from None
         except OSError as error:
             raise OsmosisError(f"the dataset {found.name} cannot be read here: {error.strerror}.") from error
         if file_digest(target) != wanted:

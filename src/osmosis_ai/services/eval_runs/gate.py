@@ -448,7 +448,7 @@ def local_run(directory: Path) -> GatedRun:
         known = rulings.evidence_of(rule.metric, estimates, rows=found.rows, confidence=settings.confidence)
         if threshold == 1.0 or rule.kind not in ("pass_rate", "pass@K"):
             return known
-        said = f"an attempt passes at a reward of {threshold:g}."
+        said = f"an attempt passes at a reward of {threshold:g} or more."
         return replace(known, note=f"{known.note.rstrip('.')}; {said}" if known.note else said)
 
     return GatedRun(

@@ -157,8 +157,8 @@ def plan_eval(
         notes.append(f"the dataset has {dataset_rows:,} rows; beyond them, rows have to be made.")
     if evidence.model not in (None, config.experiment.model_path):
         notes.append(
-            f"the pilot used {evidence.model}, the config {config.experiment.model_path}: cost, time and variance are "
-            "the pilot's."
+            f"the pilot used {evidence.model}, but the config uses {config.experiment.model_path}; cost, time and "
+            "variance are those of the pilot."
         )
     cost = 0.0 if evidence.cost_usd is None and _is_free(config) else evidence.cost_usd
     price = AttemptPrice(cost, evidence.per_second)

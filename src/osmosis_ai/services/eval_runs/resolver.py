@@ -29,6 +29,7 @@ Client = Callable[[], "PlatformClient"]
 LAST = "@last"
 GIT = "git:"
 _PLACES = ("local", "platform")
+_RESULTS = (".json", ".jsonl")
 _MOST_SHOWN = 10
 _LONGEST_NAME = 255
 """Maximum length of a platform run's name, in characters."""
@@ -121,8 +122,8 @@ def _forced(reference: str) -> tuple[str | None, str]:
 
 
 def _is_path(word: str) -> bool:
-    """Whether a word is a path, not a name; results files are found by their suffix."""
-    return not word.startswith(GIT) and (Path(word).name != word or word.endswith((".json", ".jsonl")))
+    """Whether a word is a path, not a name; a results file may lack a directory."""
+    return not word.startswith(GIT) and (Path(word).name != word or word.endswith(_RESULTS))
 
 
 def _at_path(word: str, downloads: bool) -> Path | None:
@@ -269,7 +270,8 @@ def _missing(reference: str, word: str, names: Sequence[str] | None = None) -> N
             hint="check it out and evaluate it with `osmosis eval run`; runs with uncommitted changes do not count",
         )
     is_directory = _is_path(word) and given.is_dir()
-    message = f"{'File' if _is_path(word) else 'Run'} '{word}' not found."
+    kind = "File" if word.endswith(_RESULTS) else "Directory" if _is_path(word) else "Run"
+    message = f"{kind} '{word}' not found."
     message = f"There is no run in '{given}'." if is_directory else message
     near = get_close_matches(given.name, names, n=3, cutoff=0.0 if is_directory else 0.5)
     hint = None if _is_path(word) else "start one with `osmosis eval run`"

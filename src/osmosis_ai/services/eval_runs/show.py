@@ -225,7 +225,7 @@ class PlatformConversations:
                 if found is None:
                     unreadable += 1
                     self._problems = [
-                        f"{unreadable:,} lines of the platform's list of its attempts cannot be read: these attempts are omitted."
+                        f"{unreadable:,} lines of the platform's list of attempts cannot be read; these attempts are omitted."
                     ]
                     continue
                 known = {name: found.get(name) for name in ("tokens", "duration_ms")}
@@ -237,7 +237,7 @@ class PlatformConversations:
     def _unlisted(self, plan: DownloadPlan) -> Iterator[SampleEntry]:
         """Yield the samples that are known only by their conversation."""
         self._problems = [
-            "The platform has no list of its attempts: only conversations are shown, without results."
+            "The platform has no list of the run's attempts; only conversations are shown, without results."
         ]
         found = [match for file in plan.pending if (match := _CONVERSATION.fullmatch(file.path))]
         for row, attempt in sorted((int(match[1]), int(match[2])) for match in found):

@@ -73,7 +73,7 @@ class UploadableRun:
     pass_threshold: float
     files: tuple[UploadFile, ...]
     unexplained: int
-    """Failed attempts without a conversation, which would carry the cause."""
+    """Number of failed attempts without a conversation; their errors are not uploaded."""
 
     @property
     def size_bytes(self) -> int:

@@ -117,7 +117,7 @@ def check_rows(rows: str | None) -> str | None:
         return None
     tight = re.sub(r"\s+", "", rows)
     if not _ROWS.fullmatch(tight):
-        raise UsageError(f"--rows takes rows such as 3,7,10-20, got {rows!r}.")
+        raise UsageError(f"--rows takes row numbers and ranges such as 3,7,10-20, got {rows!r}.")
     for part in tight.split(","):
         first, _, last = part.partition("-")
         if last and int(last) < int(first):

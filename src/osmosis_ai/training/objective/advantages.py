@@ -93,5 +93,5 @@ def group_advantages(
 
 
 def differ(scores: Sequence[float]) -> bool:
-    """Return whether a group has at least two scores and they are not all equal."""
+    """Return whether there are at least two scores and they are not all equal."""
     return len(scores) > 1 and max(scores) - min(scores) > _SAME_REWARD

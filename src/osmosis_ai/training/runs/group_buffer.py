@@ -2,8 +2,8 @@
 
 The groups of a run form a stream: the batches of its steps, one after the other, and further epochs for replacements. A
 group's position in the stream determines its row, names and seeds. A step takes the first groups of the stream that are
-finished, so a slow group delays only itself. It also takes groups that would be too old for the next step, without their
-attempts that are still running. With ``max_staleness`` 0 a step waits for exactly its own groups.
+finished, so a slow group delays only itself. If the finished attempts of an incomplete group would be too old for the next
+step, the step takes them and cancels the group's other attempts. With ``max_staleness`` 0 a step waits for exactly its own groups.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class _Group:
-    """The attempts at a row, of which some may be running."""
+    """The attempts at a row; some of them may be running."""
 
     task: asyncio.Task[None]
 
@@ -46,12 +46,12 @@ class _Group:
         self.oldest_version, self.timed_out = math.inf, 0
         self._finished: dict[Attempt, Sample] = {}
         self._scores: list[float] = []
-        # What attempts had sampled when they were lost or cancelled.
+        # Tokens that attempts had sampled when they were lost or cancelled.
         self._unfinished: dict[Attempt, RecordedRollout] = {}
         self._is_cancelled = False
 
     def add(self, attempt: Attempt, sample: Sample) -> None:
-        if self._is_cancelled:  # its tokens can be older than the others
+        if self._is_cancelled:  # its tokens can be older than oldest_version
             self._unfinished[attempt] = sample.recorded
             return
         sample, is_late = with_truncation_rule(sample, self._settings), timed_out(sample)
@@ -196,7 +196,7 @@ class GroupBuffer:
     def _first(
         self, groups: Mapping[int, _Group], wanted: int, *, replaces: bool
     ) -> tuple[dict[int, _Group], int]:
-        """Return the first groups of which ``wanted`` count, and how many count: those that are not replaced."""
+        """Return the first groups until ``wanted`` of them count, and how many count. Replaced groups do not count."""
         taken: dict[int, _Group] = {}
         counted, most = 0, MOST_REPLACED * wanted if replaces and self._settings.refill else 0
         for n, group in groups.items():
@@ -233,7 +233,7 @@ class GroupBuffer:
 
 
 async def _cancel(groups: Collection[_Group]) -> None:
-    """Cancel what is running, and wait until results that have arrived are recorded."""
+    """Cancel the running attempts and wait until results that have arrived are recorded."""
     for group in groups:
         group.cancel()
     await asyncio.gather(*(group.task for group in groups), return_exceptions=True)

@@ -94,7 +94,7 @@ class RolloutSampler:
         finished: Callable[[Attempt, Sample], None],
         unfinished: Callable[[Attempt, RecordedRollout], None],
     ) -> None:
-        """Run ``attempts`` and pass on each sample when it is there, and what lost or cancelled attempts had sampled."""
+        """Run ``attempts``; pass on each finished sample, and what lost or cancelled attempts had sampled."""
         bridge, by_name = self.bridge, {attempt.name: attempt for attempt in attempts}
 
         class Recorder(AttemptResults):
@@ -150,7 +150,7 @@ class RolloutBatch:
         positions: Their positions in the run's stream of groups.
         replaced: How many have equal rewards and were replaced by others; None if the run replaces none.
         dropped: Positions of groups with tokens that are too old.
-        dropped_attempts: What the attempts had sampled that are too old or would be; None if no token can be.
+        dropped_attempts: What attempts that were dropped as too old or too slow had sampled; None without ``max_staleness``.
     """
 
     step: int

@@ -72,9 +72,9 @@ def trouble(curves: Curves) -> Iterator[tuple[str, str]]:
     dropped = curves.get(DROPPED, ())[-WINDOW:]
     if len(dropped) == WINDOW and (mean := fmean(share for _, share in dropped)) > _MOST_DROPPED:
         lengths = [value for step, value in curves.get(DROPPED_LENGTHS, ()) if step >= dropped[0][0]]
-        what = f"{mean:.0%} of the attempts in the last {WINDOW} steps were dropped as too old"
+        what = f"{mean:.0%} of the attempts in the last {WINDOW} steps were dropped as too old or too slow"
         others = ends("rollout/response_lengths")[1]
-        long = f"mean response: {fmean(lengths or [0]):.0f} tokens, of the others {others:.0f}"
+        long = f"mean response: {fmean(lengths or [0]):.0f} tokens, others {others:.0f}"
         yield "dropped", f"{what} ({long}): the policy learns less from long attempts. Raise max_staleness."
     rewards = values(TRAINING_REWARD)
     if len(rewards) < _FIRST_COLLAPSE:

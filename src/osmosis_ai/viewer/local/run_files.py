@@ -91,7 +91,7 @@ def with_time_so_far(entry: RunEntry) -> RunEntry:
 
 
 class ReadRun(NamedTuple):
-    """A run's directory; ``detail`` lacks facts, which take further files, and attempts."""
+    """A run read from its directory; ``detail`` lacks attempts, and facts, which need further files."""
 
     detail: RunDetail
     manifest: Manifest | None = None
@@ -344,18 +344,18 @@ class RunList:
         self._places: Sequence[RunPlace] = ()
         self._looked = float("-inf")
         self._unread = 0
-        # Of each run that was read, the state of its files then.
+        # The state of a run's files when they were read, and its entry.
         self._known: dict[Path, tuple[Stamp, RunEntry]] = {}
         self._listed: dict[_Name, tuple[RunPlace, RunEntry]] = {}
         self._series: dict[_Series, list[RunEntry]] = {}
-        # While nothing changes.
+        # These caches are cleared when the list changes.
         self._found, self._counts = lru_cache(_MOST_SORTED)(self._sorted), lru_cache(self._count)
 
     def page(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> ItemPage[RunEntry]:
         with self._lock:
             self._refresh(self._patience_s)
             page = self._page(query, limit, cursor)
-            # Others may be some seconds old; runs that are shown are as they are now.
+            # Runs that are shown are current; the others may be a few seconds old.
             if not self._unread and any(map(self._has_changed, page.items)):
                 self._look_at_all(self._patience_s)
                 page = self._page(query, limit, cursor)
@@ -392,7 +392,7 @@ class RunList:
 
     def in_its_series(self, entry: RunEntry) -> tuple[RunEntry, RunEntry | None]:
         with self._lock:
-            # Beside a run's own page, a list that is not read yet is not waited for.
+            # A run's page does not wait until the list has been read.
             self._refresh(self._patience_s and 0.0)
             before = self._before(entry)
             return self._with_trend(entry), before[-1] if before else None
@@ -447,14 +447,14 @@ class RunList:
         )
 
     def _stamp_of(self, place: RunPlace) -> Stamp:
-        """Return the state of a run's files; replaced files change their directory's time."""
+        """Return the state of a run's files; replacing a file changes the modification time of its directory."""
         path, (_, entry) = place.path, self._known.get(place.path, ((), None))
         try:
             directory = os.stat(path)  # noqa: PTH116 - there may be ten thousand
         except OSError:
             return ()
         stamp: Stamp = (directory.st_mtime_ns, directory.st_ino, directory.st_size)
-        # The journal of an unfinished run grows without a change of its directory.
+        # The journal of an unfinished run grows without changing the directory's modification time.
         if entry is None or entry.status != "finished":
             for journal in ("events.jsonl", "metrics.jsonl"):
                 with suppress(OSError):
@@ -546,7 +546,7 @@ def _slice(found: Sequence[RunEntry], query: RunQuery, limit: int, cursor: str |
     if not isinstance(run_id, str):
         raise refused(cursor)
     here = _place(query, value, run_id)
-    # The run of the cursor itself is the last one before the page behind it.
+    # The next page starts after the cursor's own run.
     is_before = (gt if backward else ge) if query.descending else (lt if backward else le)
     try:
         place = sum(is_before(_place_of(query, entry), here) for entry in found)

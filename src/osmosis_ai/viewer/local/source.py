@@ -232,7 +232,7 @@ class AttemptIndex:
             record.model_latency_ms,
             record.cost_usd,
             orjson.dumps(record.finish_reasons).decode() if record.finish_reasons else None,
-            # The text may come from anyone: a cell of a table is short.
+            # The text is untrusted and can be long; cells of the table are short.
             _cut(record.boundary, _WORD),
             _cut(record.category or record.error_type, _WORD),
             _cut(record.error, _ERROR),
@@ -270,7 +270,7 @@ class AttemptIndex:
         """Return the attempts after (or before) a position, nearest first."""
         conditions, values = self._filter(query)
         column, backward = SORTED_BY[query.sort], position is not None and position.backward
-        # Attempts without a value are a list of their own, behind the others.
+        # Attempts without a value form a separate list after the others.
         parts: list[tuple[list[str], tuple[str, ...], bool]] = [([], (), query.descending != backward)]
         if column is not None:
             valued = [f"{column} IS NOT NULL"], (column,), query.descending != backward
@@ -360,7 +360,7 @@ class AttemptIndex:
             conditions.append(_CONDITIONS[query.outcome].replace("reward", reward, 1))
         if query.row is not None:
             conditions.append("item >= :row * :n AND item < (:row + 1) * :n")
-            values["row"] = min(query.row, self.rows)  # SQLite takes no number of any size
+            values["row"] = min(query.row, self.rows)  # larger numbers may not fit into SQLite's integers
         if query.finish is not None:
             conditions.append("finish_reasons LIKE :finish")
             values["finish"] = f'%"{query.finish}":%'

@@ -48,7 +48,7 @@ def shown(
     return {
         "row_href": rows and (lambda key, names: rows + query_string({"run": names, "row": key})),
         "sentence": comparison.sentence,
-        # A run's name is written as it is, also where it begins a sentence.
+        # Do not capitalize a run's name at the beginning of a sentence.
         "notes": [
             note if note.startswith(tuple(run.name for run in runs)) else sentence(note)
             for each in comparison.candidates
@@ -218,7 +218,7 @@ def page(view: Viewing, words: Words) -> RenderedPage:
             "allowed": words.get("allow", ()),
         }
         baseline, *others = runs = view.source.run_samples(names)
-        # As `eval compare` has it: the file beside the last run's config says between what rewards lie.
+        # As in `eval compare`, the decide file next to the last run's config gives the reward range.
         options = replace(options, reward_range=runs[-1].reward_range)
         found = shown(compare.compare_runs(baseline, others, options), runs, view)
         return RenderedPage("compare_evaluations.html", {**given, **found})
@@ -240,7 +240,7 @@ def row(view: Viewing, words: Words) -> Response:
     """Return the address of both conversations of a row, or of the only one."""
     names, digest = list(words.get("run", ()))[:2], word(words, "row") or ""
     found = zip(names, view.source.samples_of_row(digest, names, limit=_MOST_PLACES), strict=True)
-    # Failures first: they tell more.
+    # Failures first: they are more informative.
     there = [
         (name, min(samples, key=lambda each: (each.passed is not False, each.attempt)))
         for name, samples in found

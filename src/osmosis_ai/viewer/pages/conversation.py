@@ -23,6 +23,7 @@ from osmosis_ai.evaluation.conversation import (
 )
 from osmosis_ai.evaluation.lenient_json import as_objects, as_table
 from osmosis_ai.ui.charts import TimeSpan, waterfall
+from osmosis_ai.ui.numbers import amount
 from osmosis_ai.ui.pages import NavItem, artifact_headers
 from osmosis_ai.ui.text import unseen_in_json
 from osmosis_ai.viewer import conversations, queries
@@ -197,12 +198,14 @@ def raw(
         return _download(whole, f"row_{row}_run_{attempt}.json")
     if stored.content is None:
         raise NotFoundError(
-            f"the conversation has more than {most >> 20} MB: it can be downloaded, and is not read."
+            f"the conversation is larger than {most >> 20} MiB; only its file can be downloaded."
         )
     said = read_conversation(stored.content)
     if step is not None:
         if _STEP.fullmatch(step) is None or not 1 <= int(step) <= len(said.steps):
-            raise NotFoundError(f"the conversation has {len(said.steps)} steps, and no {step[:20]!r}.")
+            raise NotFoundError(
+                f"the conversation has {amount(len(said.steps), 'step')}; {step[:20]!r} is not one of them."
+            )
         name = f"row_{row}_run_{attempt}_step_{step}.txt"
         return _download(conversations.step_text(said.steps[int(step) - 1]), name, "text/plain")
     if wanted == "messages":

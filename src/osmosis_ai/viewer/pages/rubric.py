@@ -142,7 +142,7 @@ def _calibration(report: AgreementReport) -> SvgChart | None:
 
 
 def _by_category(judge: JudgeAgreement) -> list[ChartPoint]:
-    # People are the judge less its bias, so that the interval of one is that of the other.
+    # The mean score by people is the judge's score minus its bias, so its interval follows from the bias's interval.
     return [
         ChartPoint(
             found.judge,

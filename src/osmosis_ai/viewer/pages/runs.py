@@ -96,7 +96,7 @@ def samples(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     filters = queries.kept_words(words, queries.SAMPLE_WORDS)
     here = view.run_href("eval", run, "samples")
     shown = filters | {"group": grouped or "", "in": "conversations" if in_conversations else ""}
-    # A sample's neighbours come from the table, which does not know what conversations hold.
+    # An attempt's neighbours come from the table, which does not contain conversations.
     near = query_string(filters | {"q": ""} if in_conversations else filters)
     return RenderedPage(
         "samples.html",
@@ -123,7 +123,7 @@ def samples(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "exported": query_string(shown, group=""),
         },
         parts={"outcomes": "samples_outcomes.html"},
-        # One that is not read to its end comes again by itself.
+        # A page that has not been read to its end reloads itself.
         is_live=found.progress is None,
     )
 
@@ -182,7 +182,7 @@ def evaluation(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     named, decided = word(words, "slice"), detail.decided.slices if detail.decided is not None else ()
     slices = _slices(view, detail, named, decided)
     counts = estimates.counts if estimates is not None else None
-    # The bounds say this one.
+    # The bounds already show this warning.
     few_scored = describe_few_scored(counts.scored, counts.finished) if counts is not None else None
     warnings = [each for each in (estimates.warnings if estimates else ()) if each != few_scored]
     is_none = named is not None and any("column" in error.details for *_, error in slices if error)

@@ -14,7 +14,7 @@ import pytest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.inference.server import load_parts
-from osmosis_ai.viewer.local.run_files import read_training, training_detail
+from osmosis_ai.viewer.local.run_files import read_training
 from tests.e2e.training import WORKSPACE, series, trainer
 from tests.lazily import lazily
 
@@ -101,7 +101,7 @@ async def test_random_model_is_trained_resumed_and_served(name, tmp_path, rollou
     assert max(gaps) < 1e-4
     lengths = [value for _, value in series(summary.records, "rollout/response_lengths")]
     assert all(0 < length <= 24 for length in lengths)
-    facts = dict(training_detail(read_training(tmp_path / "run", "run"), tmp_path / "run").facts)
+    facts = dict(read_training(tmp_path / "run", "run").detail.facts)
     assert "trainable parameters at rank 16" in facts["LoRA"]
     assert ("mlp.experts" in facts["Adapted"], "mlp.gate" in facts["Not adapted"]) == (
         name == "Qwen3Moe",

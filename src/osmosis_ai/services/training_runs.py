@@ -491,7 +491,7 @@ def _missing(word: str, folder: Path) -> NotFoundError:
 
 
 def describe_training(directory: Path) -> LocalTraining:
-    from osmosis_ai.viewer.local.run_files import read_training, training_detail
+    from osmosis_ai.viewer.local.run_files import read_training, with_time_so_far
 
     known = read_training(directory, directory.name)
     if known.recorded is None:
@@ -513,7 +513,8 @@ def describe_training(directory: Path) -> LocalTraining:
     metrics = wire.TrainingMetrics(
         status=known.detail.summary.status, overview=overview, metrics=series, validation=curves.validation
     )
-    return LocalTraining(directory, training_detail(known, directory), curves, metrics)
+    detail = replace(known.detail, summary=with_time_so_far(known.detail.summary))
+    return LocalTraining(directory, detail, curves, metrics)
 
 
 _HINT = "a run that validates (`[checkpoints].eval_interval`) keeps the attempts of its newest validation"

@@ -151,10 +151,8 @@ class ShownText(NamedTuple):
 
 class ShownStep(NamedTuple):
     step: ConversationStep
-    text: ShownText
-    reasoning: ShownText
-    exchanges: Sequence[tuple[str, ShownText | None, ShownText | None]]
-    """Name, arguments and result of each tool call."""
+    texts: Sequence[ShownText]
+    """The reasoning, the message, then the arguments and the result of each exchange."""
     whole: bool
     cut: bool
 
@@ -207,20 +205,12 @@ def _shown(step: ConversationStep, room: _Room, *, whole: bool) -> ShownStep:
     if whole:
         room = _Room(max(room.left, LONGEST_SHOWN))
     most = LONGEST_SHOWN if whole else LONGEST_MESSAGE
-    reasoning = room.take(step.reasoning, most)
-    text = room.take(step.text, most)
-    exchanges = [
-        (
-            exchange.name or "",
-            room.take(_arguments(exchange), most) if exchange.call_id is not None else None,
-            room.take(exchange.result, most) if exchange.result is not None else None,
-        )
-        for exchange in step.exchanges
-    ]
-    texts = [reasoning, text, *(each for _, *both in exchanges for each in both if each)]
-    left_out = sum(each.left_out for each in texts)
-    size = left_out + sum(len(each.text) for each in texts)
-    return ShownStep(step, text, reasoning, exchanges, whole=size <= LONGEST_SHOWN, cut=left_out > 0)
+    said = [step.reasoning, step.text]
+    for exchange in step.exchanges:
+        said += [_arguments(exchange) if exchange.call_id is not None else "", exchange.result or ""]
+    texts = [room.take(text, most) for text in said]
+    is_cut, size = any(each.left_out for each in texts), sum(map(len, said))
+    return ShownStep(step, texts, whole=size <= LONGEST_SHOWN, cut=is_cut)
 
 
 def _arguments(exchange: ToolExchange) -> str:

@@ -24,17 +24,14 @@ _OF_THIS_MACHINE = ("Directory", "File")
 _PATHS = ("Data", "Rubric from")
 
 
-def facts_to_send(facts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [
-        (label, PurePath(value).name if label in _PATHS else value)
-        for label, value in facts
-        if label not in _OF_THIS_MACHINE
-    ]
-
-
 def detail_to_send(detail: RunDetail, *, text: bool) -> RunDetail:
     """Return a run's details without commands and, unless ``text``, without texts."""
-    detail = replace(detail, commands=(), previous=None, facts=facts_to_send(detail.facts))
+    facts = [
+        (label, PurePath(value).name if label in _PATHS else value)
+        for label, value in detail.facts
+        if label not in _OF_THIS_MACHINE
+    ]
+    detail = replace(detail, commands=(), previous=None, facts=facts)
     if text:
         return detail
     summary = replace(detail.summary, error=None)
@@ -73,9 +70,10 @@ def write_judging_report(
     """Write a judging session; ``left_out`` describes the records its document lacks."""
     most = None if everything else MOST_RECORDS
     shown = rubric.shown(detail_to_send(detail, text=text), 0, most, text=text, scores=scores)
-    if more := shown["total"] - len(shown["records"]):
+    records = shown["found"].items
+    if more := shown["total"] - len(records):
         left_out = f"; {more:,} are left out: --all has them"
-    write_page(file, "rubric.html", {**shown, "found": ItemPage(shown["records"]), "left_out": left_out})
+    write_page(file, "rubric.html", {**shown, "found": ItemPage(records), "left_out": left_out})
 
 
 def write_page(file: IO[bytes], template: str, values: Mapping[str, Any]) -> None:
@@ -134,7 +132,7 @@ def write_run_report(
         "samples": _listed(source, run, options, content),
         "some_are_kept": any(each.input for each in source.samples(run, SampleQuery(), limit=_AT_ONCE).items),
         "config": shown["config"] if options.text else [],
-        "facts": facts_to_send(shown["facts"]),
+        "facts": runs.known_facts(detail),
         "failures": [each if options.text else replace(each, error=None) for each in shown["failures"]],
         # Links lead to places in the file.
         "example_href": lambda failure: "#{}.{}".format(*failure.example),

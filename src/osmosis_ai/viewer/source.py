@@ -387,6 +387,16 @@ def item_page(
     )
 
 
+def page_from(found: Sequence[ItemT], start: int, size: int) -> ItemPage[ItemT]:
+    """Return a page of a whole list, whose cursors are places."""
+    end = start + size
+    return ItemPage(
+        found[start:end],
+        next=str(end) if end < len(found) else None,
+        previous=str(max(start - size, 0)) if start else None,
+    )
+
+
 def sample_page(
     query: SampleQuery, position: SamplePosition | None, found: Sequence[SampleEntry], *, limit: int
 ) -> ItemPage[SampleEntry]:

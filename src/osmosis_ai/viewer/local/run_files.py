@@ -91,7 +91,7 @@ def with_time_so_far(entry: RunEntry) -> RunEntry:
 
 
 class ReadRun(NamedTuple):
-    """A run read from its directory; ``detail`` lacks attempts, and facts, which need further files."""
+    """A run read from its directory; the ``detail`` of an evaluation lacks attempts and facts."""
 
     detail: RunDetail
     manifest: Manifest | None = None
@@ -204,7 +204,8 @@ def read_training(path: Path, name: str) -> ReadRun:
         manifest = Manifest.load(directory.manifest)
     except OsmosisError as error:
         entry = RunEntry("training", name, id=str(path), status="incomplete", error=error.message)
-        return ReadRun(RunDetail(entry, problems=(error.message,)))
+        detail = RunDetail(entry, problems=(error.message,), facts=[("Directory", str(path))])
+        return ReadRun(detail)
     running = directory.is_running()
     recorded = RecordedTraining.read(directory)
     reward, total = recorded.newest(metrics.VALIDATION_REWARD), recorded.total_steps
@@ -222,25 +223,8 @@ def read_training(path: Path, name: str) -> ReadRun:
         duration_s=(ended - entry.started_at).total_seconds() if ended and entry.started_at else None,
         error=recorded.problems[0] if recorded.problems else None,
     )
-    written = manifest.provenance.get("config")
-    detail = RunDetail(
-        entry,
-        config_written=config_text(written) if isinstance(written, dict) else None,
-        config_effective=manifest.inputs,
-        secret_names=texts_in(manifest.inputs.get("secret_names")),
-        problems=recorded.problems,
-    )
-    return ReadRun(detail, manifest, recorded)
-
-
-def training_detail(known: ReadRun, path: Path) -> RunDetail:
-    recorded, manifest = known.recorded, known.manifest
-    if manifest is None or recorded is None:
-        return replace(known.detail, facts=[("Directory", str(path))])
-    entry = with_time_so_far(known.detail.summary)
-    last, total = recorded.last_step, recorded.total_steps
     facts = {
-        "Steps": f"{last} of {total}" if total is not None else last,
+        "Steps": f"{recorded.last_step} of {total}" if total is not None else recorded.last_step,
         "Model": entry.model,
         "Dataset": entry.dataset,
         "Rollout": entry.rollout,
@@ -253,7 +237,16 @@ def training_detail(known: ReadRun, path: Path) -> RunDetail:
         "Run id": manifest.local_run_id,
         "Directory": str(path),
     }
-    return replace(known.detail, summary=entry, facts=shown_facts(facts))
+    written = manifest.provenance.get("config")
+    detail = RunDetail(
+        entry,
+        facts=shown_facts(facts),
+        config_written=config_text(written) if isinstance(written, dict) else None,
+        config_effective=manifest.inputs,
+        secret_names=texts_in(manifest.inputs.get("secret_names")),
+        problems=recorded.problems,
+    )
+    return ReadRun(detail, manifest, recorded)
 
 
 def read_session(path: Path, name: str) -> tuple[RunEntry, Mapping[str, Any], str | None]:

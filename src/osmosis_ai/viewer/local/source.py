@@ -459,10 +459,10 @@ class LocalSource:
         if kind == "eval":
             detail = self._evaluation_detail(place)
         elif kind == "training":
-            detail = run_files.training_detail(run_files.read_training(place.path, name), place.path)
+            detail = run_files.read_training(place.path, name).detail
         else:
             detail = run_files.session_detail(*run_files.read_session(place.path, name), File=str(place.path))
-        entry, previous = self._list.in_its_series(detail.summary)
+        entry, previous = self._list.in_its_series(run_files.with_time_so_far(detail.summary))
         beside = namesakes(place, self._places.all())
         return replace(detail, summary=entry, previous=previous, namesakes=beside)
 
@@ -590,7 +590,6 @@ class LocalSource:
             problems.append(_PARTLY_READ.format(share=progress))
         return replace(
             detail,
-            summary=run_files.with_time_so_far(detail.summary),
             config_written=attempt_files.read_config(samples.directory),
             config_effective=known.manifest.inputs,
             secret_names=run_files.texts_in(known.manifest.inputs.get("secret_names")),

@@ -12,7 +12,7 @@ from osmosis_ai.rubric.documents import ReadRecord, describe_result, read_record
 from osmosis_ai.ui.charts import ChartPoint, ChartSeries, SvgChart, histograms, scatter
 from osmosis_ai.viewer.access import RenderedPage, Viewing, environment
 from osmosis_ai.viewer.queries import Words, query_string, whole_number
-from osmosis_ai.viewer.source import ItemPage, RunDetail
+from osmosis_ai.viewer.source import RunDetail, page_from
 
 if TYPE_CHECKING:
     from osmosis_ai.rubric.agreement import AgreementReport, JudgeAgreement
@@ -27,20 +27,13 @@ _UNREADABLE = "The file contains no agreement of the judges that this release ca
 def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     detail, here = view.source.run("rubric", run), view.run_href("rubric", run)
     start = whole_number(words, "cursor") or 0
-    end = start + RECORDS_A_PAGE
-    values = shown(detail, start, end)
+    values = shown(detail, start, RECORDS_A_PAGE)
     if start and start >= values["total"]:
         raise OsmosisError("this cursor is not of this list.")
-    found = ItemPage(
-        values["records"],
-        next=str(end) if end < values["total"] else None,
-        previous=str(max(start - RECORDS_A_PAGE, 0)) if start else None,
-    )
     return RenderedPage(
         "rubric.html",
         {
             **values,
-            "found": found,
             "address": lambda **more: here + query_string(more) + "#records",
             "crumbs": view.crumbs("rubric"),
             "left_out": "",
@@ -49,13 +42,13 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
 
 
 def shown(
-    detail: RunDetail, start: int, end: int | None, *, text: bool = True, scores: JudgeScores | None = None
+    detail: RunDetail, start: int, size: int | None, *, text: bool = True, scores: JudgeScores | None = None
 ) -> dict[str, Any]:
     """Return the values of a session's page and report; ``scores`` are by default those of its records."""
     document = detail.summary_numbers
     everything = read_records(document)
-    records = everything[start:end]
-    linked = {record.number for record in records}
+    found = page_from(everything, start, size or len(everything))
+    linked = {record.number for record in found.items}
     measured = _measured(document, everything, scores, linked, text=text)
     return {
         "title": detail.summary.name,
@@ -67,7 +60,7 @@ def shown(
         "measured": measured,
         "text": text,
         "start": start,
-        "records": records,
+        "found": found,
         "total": len(everything),
     }
 

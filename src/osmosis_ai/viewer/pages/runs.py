@@ -35,6 +35,7 @@ from osmosis_ai.viewer.source import (
     RunEntry,
     SampleEntry,
     SampleQuery,
+    page_from,
     sample_entry,
 )
 
@@ -441,16 +442,9 @@ def _validated(view: Viewing, run: str, start: int) -> Mapping[str, Any]:
             problem = error.message
     if samples is None:
         return {"samples": None, "problem": problem}
-    end = start + _MOST_VALIDATED
-    entries = [sample_entry(each, samples.pass_threshold) for each in samples.records[start:end]]
-    return {
-        "samples": samples,
-        "lines": [(each, view.sample_href(run, each.row, each.attempt, "training")) for each in entries],
-        "kept": len(samples.records),
-        "previous": max(start - _MOST_VALIDATED, 0) if start else None,
-        "next": end if end < len(samples.records) else None,
-        "problem": None,
-    }
+    page = page_from(samples.records, start, _MOST_VALIDATED)
+    lines = [sample_entry(each, samples.pass_threshold) for each in page.items]
+    return {"samples": samples, "page": page, "lines": lines, "problem": None}
 
 
 def _smoothing(words: Words) -> float:

@@ -172,7 +172,7 @@ MOST_JSON_CHARACTERS = 100_000
 _MOST_OF_OTHERS = 20_000
 """Limit for other languages, whose lexers may take quadratic time."""
 
-# Only common languages: a lexer applies about a hundred regular expressions to hostile text. Pygments' lexers for YAML and
+# Only common languages: a lexer applies many regular expressions to hostile text. Pygments' lexers for YAML and
 # TypeScript need more than a minute for 100,000 malicious characters.
 _LEXERS = {
     *("json", "python", "py", "bash", "sh", "shell", "sql", "toml"),

@@ -106,10 +106,6 @@ class Drawing:
         shown = Markup(f'<svg viewBox="0 0 14 14" aria-hidden="true">{drawn}</svg>')
         self._legend.append((name, shown))
 
-    def name(self, series: Sequence[ChartSeries]) -> None:
-        for place, each in enumerate(series):
-            self.key(each.name, mark(place, 7, 7))
-
     def chart(
         self,
         label: str,
@@ -161,7 +157,6 @@ def colour(place: int) -> int:
 
 
 def mark(place: int, x: float, y: float, *, hollow: bool = False, size: float = 1) -> str:
-    """Return the mark of a series, which differs in shape and colour."""
     filled = f"line-{colour(place)} hollow" if hollow else f"fill-{colour(place)}"
     if size > 1:
         r = 4.5 * size
@@ -309,7 +304,6 @@ def scatter(
     joined: bool = True,
     counted: str = "Records",
 ) -> SvgChart:
-    """Return a scatter plot with vertical intervals and the diagonal."""
     margin = 0.03 * (high - low)
     drawing = Drawing(low - margin, high + margin)
     x, y = drawing.x, PlotScale(low - margin, high + margin, 390, 26)
@@ -318,6 +312,7 @@ def scatter(
     drawing.path("limit", f"M{x(low)} {y(low)}L{x(high)} {y(high)}")
     rows: list[list[str]] = []
     for place, (name, points) in enumerate(series):
+        drawing.key(name, mark(place, 7, 7))
         kind = f"line-{colour(place)}"
         if joined and len(points) > 1:
             drawing.path(kind, "M" + "L".join(f"{x(point.x)} {y(point.y)}" for point in points))
@@ -331,7 +326,6 @@ def scatter(
         for point in points:
             rows.append([name, *map(number, point[:4]), "" if point.over is None else f"{point.over:,}"])
     head = ("Series", axes[0].capitalize(), axes[1].capitalize(), *_ENDS, counted)
-    drawing.name(series)
     return drawing.chart(label, axes[0], 390, head, rows, places=ticks(low, high))
 
 

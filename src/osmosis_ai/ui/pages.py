@@ -92,7 +92,6 @@ KIT = Path(__file__).parent / "kit"
 
 
 class Asset(NamedTuple):
-    name: str
     media_type: str
     content: bytes
     gzipped: bytes
@@ -119,7 +118,7 @@ def assets() -> Mapping[str, Asset]:
         content = "\n".join(line for line in lines if line and not line.startswith("//")).encode()
         stem, _, suffix = plain.rpartition(".")
         name = f"{stem}-{hashlib.sha256(content).hexdigest()[:8]}.{suffix}"
-        made[name] = Asset(name, media_type, content, gzip.compress(content, mtime=0))
+        made[name] = Asset(media_type, content, gzip.compress(content, mtime=0))
     return made
 
 

@@ -69,7 +69,6 @@ class Viewing:
         return self.href(SECTIONS[kind], name, *below)
 
     def crumbs(self, kind: RunKind, name: str | None = None) -> Sequence[NavItem]:
-        """Return the breadcrumbs of a page below a list of runs or below run ``name``."""
         way = [NavItem(LISTS[kind], self.href(SECTIONS[kind]))]
         return [*way, NavItem(name, self.run_href(kind, name))] if name is not None else way
 

@@ -114,7 +114,6 @@ def kind_of(directory: Path) -> RunKind | None:
 
 
 def is_result(path: Path) -> bool:
-    """Return whether a file begins like the result of a judging session."""
     try:
         with path.open("rb") as file:
             head = file.read(64)

@@ -108,7 +108,6 @@ def sample_query(words: Words) -> SampleQuery:
 
 
 def searches_conversations(words: Words, query: SampleQuery) -> bool:
-    """Whether the text is searched for in conversations, not in previews and errors."""
     return choice_of(words, "in", ("conversations",)) is not None and bool(query.text)
 
 

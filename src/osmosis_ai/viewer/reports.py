@@ -15,7 +15,7 @@ from osmosis_ai.decisions.samples import RunSamples
 from osmosis_ai.training.runs.curves import TrainingCurves
 from osmosis_ai.ui.pages import KIT, ShellView, one_file_policy
 from osmosis_ai.viewer.access import TEMPLATES, Viewing, environment
-from osmosis_ai.viewer.pages import compare, rubric, runs
+from osmosis_ai.viewer.pages import compare, runs
 from osmosis_ai.viewer.pages.conversation import viewed
 from osmosis_ai.viewer.source import ItemPage, RunDetail, RunSource, SampleEntry, SampleQuery, pieces
 
@@ -64,12 +64,12 @@ def write_judging_report(
     *,
     text: bool,
     everything: bool = False,
-    scores: rubric.JudgeScores | None = None,
+    scores: runs.JudgeScores | None = None,
     left_out: str = "",
 ) -> None:
     """Write a judging session; ``left_out`` describes the records its document lacks."""
     most = None if everything else MOST_RECORDS
-    shown = rubric.shown(detail_to_send(detail, text=text), 0, most, text=text, scores=scores)
+    shown = runs.shown_judging(detail_to_send(detail, text=text), 0, most, text=text, scores=scores)
     records = shown["found"].items
     if more := shown["total"] - len(records):
         left_out = f"; {more:,} are left out: --all has them"
@@ -124,15 +124,12 @@ def write_run_report(
     values = {
         **shown,
         "view": view,
-        "detail": detail,
-        "run": detail.summary,
+        **runs.shown_run(detail),
         "text": options.text,
         "content": content,
         "conversations": _conversations(view, run, options, content) if options.text else (),
         "samples": _listed(source, run, options, content),
         "some_are_kept": any(each.input for each in source.samples(run, SampleQuery(), limit=_AT_ONCE).items),
-        "config": shown["config"] if options.text else [],
-        "facts": runs.known_facts(detail),
         "failures": [each if options.text else replace(each, error=None) for each in shown["failures"]],
         # Links lead to places in the file.
         "example_href": lambda failure: "#{}.{}".format(*failure.example),

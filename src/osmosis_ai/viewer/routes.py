@@ -21,7 +21,7 @@ from osmosis_ai.viewer import queries
 from osmosis_ai.viewer.access import SECTIONS, RenderedPage, Viewing, render
 from osmosis_ai.viewer.conversations import MEDIA_TYPES, exported_samples
 from osmosis_ai.viewer.local_runs import RunKind
-from osmosis_ai.viewer.pages import compare, conversation, rubric, runs
+from osmosis_ai.viewer.pages import compare, conversation, runs
 
 Visitor = Callable[..., Viewing]
 PageFunction = Callable[..., RenderedPage | Response]
@@ -53,7 +53,7 @@ def viewer_router(
     add("/training/{run}/validation/{item}/raw", partial(conversation.raw, kind="training"), as_file)
     if has_rubrics:
         add("/rubrics", partial(runs.listed, kind="rubric"), (*queries.RUN_WORDS, "cursor"))
-        add("/rubrics/{run}", rubric.page, ("cursor",))
+        add("/rubrics/{run}", runs.judging, ("cursor",))
     add("/compare", compare.page, ("run", "kind", "metric", "slice", "allow"))
     add("/compare/row", compare.row, ("run", "row"))
     add_live(router, viewing, "eval")

@@ -439,7 +439,6 @@ def sorted_value(query: SampleQuery, entry: SampleEntry) -> float | None:
 
 
 def sample_cursor(query: SampleQuery, entry: SampleEntry, backward: bool = False) -> str:
-    """Return the cursor of the page after an attempt, or before it."""
     key = (sorted_value(query, entry), entry.row, entry.attempt)
     return encode(order_of(query), key, backward=backward)
 

@@ -315,14 +315,12 @@ def session_detail(
     )
 
 
-Stamp = tuple[int, ...]
-
-
 TREND_RUNS = 10
 _NAME_CHARACTERS = 60
 _MOST_SORTED = 16
 _LOOK_AT_ALL_S = 5.0
 _Name = tuple[RunKind, str]
+_Stamp = tuple[int, ...]
 _Series = tuple[str | None, ...]
 _EQUAL = ("kind", "status", "model", "dataset", "rollout", "person")
 _LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
@@ -338,7 +336,7 @@ class RunList:
         self._looked = float("-inf")
         self._unread = 0
         # The state of a run's files when they were read, and its entry.
-        self._known: dict[Path, tuple[Stamp, RunEntry]] = {}
+        self._known: dict[Path, tuple[_Stamp, RunEntry]] = {}
         self._listed: dict[_Name, tuple[RunPlace, RunEntry]] = {}
         self._series: dict[_Series, list[RunEntry]] = {}
         # These caches are cleared when the list changes.
@@ -418,11 +416,10 @@ class RunList:
         self._looked = time.monotonic()
 
     def _read(self, places: Sequence[RunPlace], patience_s: float | None) -> None:
-        """Read changed runs, newest first, until the deadline."""
         until = time.monotonic() + (patience_s if patience_s is not None else math.inf)
         changed = [(self._stamp_of(place), place) for place in places if not self._still_known(place)]
         changed.sort(key=itemgetter(0), reverse=True)
-        read: dict[Path, tuple[Stamp, RunEntry]] = {}
+        read: dict[Path, tuple[_Stamp, RunEntry]] = {}
         for stamp, place in changed:
             if read and time.monotonic() > until:
                 break
@@ -432,21 +429,20 @@ class RunList:
         self._unread = len(changed) - len(read)
 
     def _still_known(self, place: RunPlace) -> RunEntry | None:
-        """Return an entry, or None if its files have changed since."""
         known, entry = self._known.get(place.path, ((), None))
         stamp = self._stamp_of(place)
         return (
             entry if entry is not None and known[: len(stamp)] == stamp and entry.name == place.name else None
         )
 
-    def _stamp_of(self, place: RunPlace) -> Stamp:
+    def _stamp_of(self, place: RunPlace) -> _Stamp:
         """Return the state of a run's files; replacing a file changes the modification time of its directory."""
         path, (_, entry) = place.path, self._known.get(place.path, ((), None))
         try:
             directory = os.stat(path)  # noqa: PTH116 - there may be ten thousand
         except OSError:
             return ()
-        stamp: Stamp = (directory.st_mtime_ns, directory.st_ino, directory.st_size)
+        stamp: _Stamp = (directory.st_mtime_ns, directory.st_ino, directory.st_size)
         # The journal of an unfinished run grows without changing the directory's modification time.
         if entry is None or entry.status != "finished":
             for journal in ("events.jsonl", "metrics.jsonl"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -126,7 +125,7 @@ class AttemptIndex:
 
     def __init__(self, directory: Path) -> None:
         self.directory = RunDirectory(directory)
-        self.lock = threading.RLock()
+        self.lock = RLock()
         self.damage: str | None = None
         self.rows, self.n, self.threshold, self._identity = self._read_identity()
         # SQLite keeps it in memory while it is small, else in a file that vanishes with the connection.
@@ -146,10 +145,9 @@ class AttemptIndex:
         self._table.close()
 
     def is_of_this_run(self) -> bool:
-        try:
+        with suppress(OsmosisError):
             return self._read_identity()[-1] == self._identity
-        except OsmosisError:
-            return False
+        return False
 
     def refresh(self, *, patience_s: float | None = None) -> float | None:
         """Read new lines; return the share read if the time was not enough."""

@@ -1,4 +1,4 @@
-"""The pages of runs: lists, evaluations with their attempts, training runs, and logs."""
+"""The pages of runs: lists, evaluations with their attempts, training runs, judging sessions, and logs."""
 
 from __future__ import annotations
 
@@ -8,22 +8,33 @@ from itertools import groupby
 from math import isfinite
 from operator import attrgetter
 from shlex import quote
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
+import msgspec
 from markupsafe import Markup
 
 from osmosis_ai.decisions.samples import RunSlice, run_slices
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.metrics import LEAST_SCORED, RunScore, describe_few_scored
+from osmosis_ai.rubric.documents import ReadRecord, describe_result, read_records
 from osmosis_ai.training.runs import metrics
 from osmosis_ai.training.runs.curves import LEAST_WORDS, TrainingCurves, after_steps
 from osmosis_ai.training.runs.run_differences import flat_settings
 from osmosis_ai.ui import numbers
-from osmosis_ai.ui.charts import SvgChart, counted_histogram, line, sparkline
+from osmosis_ai.ui.charts import (
+    ChartPoint,
+    ChartSeries,
+    SvgChart,
+    counted_histogram,
+    histograms,
+    line,
+    scatter,
+    sparkline,
+)
 from osmosis_ai.ui.numbers import compact, duration, interval, money, number, percent
 from osmosis_ai.ui.run_numbers import format_interval, format_scored, number_lines, sample_counts
 from osmosis_ai.viewer import queries
-from osmosis_ai.viewer.access import LISTS, SECTIONS, RenderedPage, Tile, Viewing
+from osmosis_ai.viewer.access import LISTS, SECTIONS, RenderedPage, Tile, Viewing, environment
 from osmosis_ai.viewer.conversations import search_conversations
 from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.queries import Words, number_of, query_string, whole_number, word
@@ -38,6 +49,12 @@ from osmosis_ai.viewer.source import (
     page_from,
     sample_entry,
 )
+
+if TYPE_CHECKING:
+    from osmosis_ai.rubric.agreement import AgreementReport, JudgeAgreement
+    from osmosis_ai.statistics.estimates import Floats
+
+    JudgeScores = Sequence[tuple[str, Floats]]
 
 RUNS_A_PAGE = 50
 PLATFORM_COMMANDS: dict[RunKind, Sequence[str]] = {
@@ -190,11 +207,9 @@ def evaluation(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     return RenderedPage(
         "run.html",
         {
-            "title": run,
+            **shown_run(detail),
             "crumbs": view.crumbs("eval"),
             "interval": interval,
-            "run": detail.summary,
-            "detail": detail,
             "here": view.run_href("eval", run),
             "sentence": _result(detail),
             "few_scored": _bounds(headline, passed) if headline else None,
@@ -202,7 +217,6 @@ def evaluation(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "subject": " · ".join(filter(None, about)),
             "tiles": list(_tiles(detail, samples)),
             "mixed_href": samples + query_string({"outcome": "flaky"}),
-            "FOLDED": FOLDED,
             "numbers": list(number_lines(estimates)) if estimates is not None else [],
             "counts": list(sample_counts(estimates, rows)) if estimates is not None else [],
             "failures": detail.failures[:_FAILURES],
@@ -210,10 +224,6 @@ def evaluation(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "failures_href": lambda failure: samples + _filter(failure),
             "rewards": _rewards(detail),
             "row_href": lambda row: samples + query_string({"row": row.row_index}),
-            "facts": known_facts(detail),
-            "config": [
-                (name, numbers.setting(value)) for name, value in flat_settings(detail.config_effective)
-            ],
             "slices": slices,
             "slice": named,
             "columns": list(dict.fromkeys(filter(None, (*decided, *detail.columns, named)))),
@@ -295,7 +305,8 @@ def _bounds(score: RunScore, passed: Any) -> str | None:
     )
 
 
-def known_facts(detail: RunDetail) -> Sequence[tuple[str, str]]:
+def shown_run(detail: RunDetail) -> dict[str, Any]:
+    """Return the values of an evaluation's and a training run's page that are the same in its report."""
     run, said = detail.summary, dict(detail.facts)
     names = ("model", "dataset", "rollout", "config", "commit")
     known = {name.capitalize(): getattr(run, name) for name in names} | {
@@ -304,7 +315,15 @@ def known_facts(detail: RunDetail) -> Sequence[tuple[str, str]]:
         "Submitted by": run.person,
     }
     shown = [(label, value) for label, value in known.items() if value and label not in said]
-    return [*shown, *detail.facts]
+    settings = flat_settings(detail.config_effective)
+    return {
+        "title": run.name,
+        "run": run,
+        "detail": detail,
+        "facts": [*shown, *detail.facts],
+        "config": [(name, numbers.setting(value)) for name, value in settings],
+        "FOLDED": FOLDED,
+    }
 
 
 def _slices(view: Viewing, detail: RunDetail, named: str | None, decided: Sequence[str]) -> Sequence[_Sliced]:
@@ -375,13 +394,10 @@ def shown_training(
     detail: RunDetail, curves: TrainingCurves, smoothing: float = 0.0, *, draws: bool = True
 ) -> dict[str, Any]:
     return {
-        "title": detail.summary.name,
-        "run": detail.summary,
-        "detail": detail,
+        **shown_run(detail),
         "subject": " · ".join(filter(None, (detail.summary.model, detail.summary.dataset))),
         "tiles": list(_training_tiles(detail, curves)),
         "MAIN_CHARTS": MAIN_CHARTS,
-        "FOLDED": FOLDED,
         "curves": curves,
         "has_steps": bool(curves.points(metrics.TRAINING_REWARD)) or curves.is_supervised,
         "hollow": after_steps(curves.hollow_validations()),
@@ -389,8 +405,6 @@ def shown_training(
         "charts": list(_charts(curves, smoothing)) if draws else [],
         "smoothing": smoothing,
         "quote": None,
-        "facts": known_facts(detail),
-        "config": [(name, numbers.setting(value)) for name, value in flat_settings(detail.config_effective)],
     }
 
 
@@ -472,3 +486,130 @@ def _charts(curves: TrainingCurves, smoothing: float) -> Iterator[SvgChart]:
                 marks=marks if place < 2 or metrics.TRAINING_LOSS in keys else (),
                 hollow=HOLLOW,
             )
+
+
+RECORDS_A_PAGE = 50
+_UNREADABLE = "The file contains no agreement of the judges that this release can read."
+
+
+def judging(view: Viewing, words: Words, *, run: str) -> RenderedPage:
+    detail, here = view.source.run("rubric", run), view.run_href("rubric", run)
+    start = whole_number(words, "cursor") or 0
+    values = shown_judging(detail, start, RECORDS_A_PAGE)
+    if start and start >= values["total"]:
+        raise OsmosisError("this cursor is not of this list.")
+    return RenderedPage(
+        "rubric.html",
+        {
+            **values,
+            "address": lambda **more: here + query_string(more) + "#records",
+            "crumbs": view.crumbs("rubric"),
+            "left_out": "",
+        },
+    )
+
+
+def shown_judging(
+    detail: RunDetail, start: int, size: int | None, *, text: bool = True, scores: JudgeScores | None = None
+) -> dict[str, Any]:
+    """Return the values of a session's page and report; ``scores`` are by default those of its records."""
+    document = detail.summary_numbers
+    everything = read_records(document)
+    found = page_from(everything, start, size or len(everything))
+    linked = {record.number for record in found.items}
+    measured = _measured(document, everything, scores, linked, text=text)
+    return {
+        "title": detail.summary.name,
+        "run": detail.summary,
+        "sentence": describe_result(document, everything),
+        "problems": [*detail.problems, *([_UNREADABLE] if measured is None and document else [])],
+        "facts": detail.facts,
+        "rubric": detail.config_written,
+        "measured": measured,
+        "text": text,
+        "start": start,
+        "found": found,
+        "total": len(everything),
+    }
+
+
+def _measured(
+    document: Mapping[str, Any],
+    records: Sequence[ReadRecord],
+    scores: JudgeScores | None,
+    linked: set[int],
+    *,
+    text: bool,
+) -> Markup | None:
+    """Return the judges' agreement on these records; None if the file lacks it."""
+    from osmosis_ai.rubric.agreement import AgreementReport, ScoreFormat, agreement_tables, not_measured
+
+    try:
+        report = msgspec.convert(document.get("trust"), AgreementReport)
+        charts = {"scores": _histograms(records, report, scores), "calibration": _calibration(report)}
+        values = {
+            "counts": report.counts,
+            "tables": agreement_tables(report),
+            "charts": {name: chart for name, chart in charts.items() if chart is not None},
+            "not_measured": not_measured,
+            "points": ScoreFormat(report.score_min, report.score_max).points,
+            "disputes": report.disputed,
+            "linked": linked,
+            "text": text,
+        }
+        return Markup(environment().get_template("rubric_agreement.html").render(values))
+    except (ValueError, ArithmeticError, LookupError):
+        return None  # its numbers are not what this release writes
+
+
+def _histograms(
+    records: Sequence[ReadRecord], report: AgreementReport, scores: JudgeScores | None
+) -> SvgChart | None:
+    import numpy as np
+
+    if scores is None:
+        found: dict[str, list[float]] = {judge.model: [] for judge in report.judges}
+        for call in (call for record in records for call in record.calls):
+            if call.score is not None:
+                # The public 0.2 form has one judge and does not name it.
+                found.get(call.model, next(iter(found.values()))).append(call.score)
+        scores = [(model, np.array(values)) for model, values in found.items()]
+    values = np.concatenate([values for _, values in scores])
+    values = values[~np.isnan(values)]
+    # Bounds of single records are another scale.
+    if not values.size or values.min() < report.score_min or values.max() > report.score_max:
+        return None
+    label = "Histograms of the scores of each judge"
+    return histograms(scores, low=report.score_min, high=report.score_max, label=label, axis="score")
+
+
+def _calibration(report: AgreementReport) -> SvgChart | None:
+    from osmosis_ai.rubric.agreement import ScoreFormat
+
+    judges = [*report.judges, *([report.panel] if report.panel is not None else [])]
+    series = [ChartSeries(judge.model, _by_category(judge)) for judge in judges]
+    if not any(each.points for each in series):
+        return None
+    return scatter(
+        series,
+        low=report.score_min,
+        high=report.score_max,
+        label="Mean score by people against the score of the judge, with intervals; dotted where both are equal",
+        axes=("score of the judge", "mean score by people"),
+        number=ScoreFormat(report.score_min, report.score_max).points,
+    )
+
+
+def _by_category(judge: JudgeAgreement) -> list[ChartPoint]:
+    # The mean score by people is the judge's score minus its bias, so its interval follows from the bias's interval.
+    return [
+        ChartPoint(
+            found.judge,
+            found.people,
+            None if found.bias.high is None else found.judge - found.bias.high,
+            None if found.bias.low is None else found.judge - found.bias.low,
+            found.bias.records,
+        )
+        for found in judge.bins
+        if found.judge is not None and found.people is not None
+    ]

@@ -50,7 +50,6 @@ def drawn(name: str = "judge") -> list[SvgChart]:
                 viewed(name, CurveValue(3, 0.5, over=1, of=8)),
             ],
             label=name,
-            axis=name,
             smoothing=0.5,
             marks=[CurveMark(1, name, name)],
             hollow=name,
@@ -122,7 +121,7 @@ def drawn_points(chart: SvgChart, kind: str) -> list[tuple[float, float]]:
 
 def test_a_thinned_curve_keeps_its_ends_and_its_single_outlier() -> None:
     points = [CurveValue(x, 1.0 if x == 777 else 0.0) for x in range(2000)]
-    chart = line([viewed("a", *points)], label="", axis="step")
+    chart = line([viewed("a", *points)], label="")
     places = drawn_points(chart, "line-1")
     assert len(places) < 600
     assert places[0][0] == pytest.approx(LEFT, abs=0.2) and places[-1][0] == pytest.approx(546, abs=0.2)
@@ -138,5 +137,5 @@ def test_what_is_not_finite_has_its_name_in_the_table() -> None:
         CurveValue(2, NAN),
         CurveValue(3, 2.0),
     ]
-    chart = line([viewed("a", *points)], label="", axis="step")
+    chart = line([viewed("a", *points)], label="")
     assert [row[1] for row in chart.rows] == ["inf", "-inf", "nan", "2"]

@@ -563,7 +563,7 @@ class _Validation:
         return [self.fetch(each.row, each.attempt) for each in samples]
 
     def no_sample(self, row: int, attempt: int | None) -> NotFoundError:
-        missing = no_sample(self.name, row, attempt, self.details, subject=self.subject)
+        missing = no_sample(self.name, row, attempt, self.details, of=self.subject)
         missing.hint = "rows and attempts are numbered from 0"
         return missing
 

@@ -73,15 +73,12 @@ class PlotScale(NamedTuple):
 
 
 class Drawing:
-    """An SVG with an x axis from ``low`` to ``high``."""
-
     def __init__(self, low: float, high: float, *, left: float = LEFT) -> None:
         self.x = PlotScale(low, high, left, WIDTH - RIGHT)
         self._parts: list[str] = []
         self._legend: list[tuple[str, Markup]] = []
 
     def path(self, kind: str, d: str, said: str = "") -> None:
-        """Add a path, with ``said`` as its tooltip."""
         inside = f"><title>{escape(visible(said))}</title></path>" if said else "/>"
         if d:
             self._parts.append(f'<path class="{kind}" d="{d}"{inside}')
@@ -218,10 +215,10 @@ def _drawn(
     return drawing.chart(label, axis, _HEIGHT * len(counts) - 12, head, rows, places=ticks(*ends))
 
 
-def even_edges(low: float, high: float, parts: int) -> Floats:
-    """Return the edges of ``parts`` equal bars, rounded for display: 0.7, not 0.7000000000000001."""
-    exact: Floats = np.linspace(low, high, parts + 1)
-    digits = 9 - floor(log10(max((high - low) / parts, sys.float_info.min)))
+def even_edges(low: float, high: float) -> Floats:
+    """Return the edges of twenty equal bars, rounded for display: 0.7, not 0.7000000000000001."""
+    exact: Floats = np.linspace(low, high, _BINS + 1)
+    digits = 9 - floor(log10(max((high - low) / _BINS, sys.float_info.min)))
     inner = np.array([round(edge, digits) for edge in exact[1:-1].tolist()])
     edges: Floats = np.concatenate(([low], inner, [high]))
     return edges if (np.diff(edges) > 0).all() else exact
@@ -236,7 +233,7 @@ def bins(values: Floats, *, low: float, high: float) -> tuple[Floats, Floats]:
         if parts <= 2 * _BINS and np.isclose((given - low) / step % 1, 0).all():
             centres: Floats = np.linspace(low, low + parts * step, parts + 1)
             return centres, np.append(centres - step / 2, centres[-1] + step / 2)
-    edges = even_edges(low, high, _BINS)
+    edges = even_edges(low, high)
     return (edges[:-1] + edges[1:]) / 2, edges
 
 
@@ -346,7 +343,6 @@ def line(
     series: Sequence[ViewedCurve],
     *,
     label: str,
-    axis: str,
     smoothing: float = 0.0,
     marks: Sequence[CurveMark] = (),
     hollow: str = "",
@@ -371,12 +367,12 @@ def line(
         drawing.key(kind, f'<path class="event" d="M7 11{shape}"/>')
     if hollow and any(point.is_hollow for each in series for point in each.points):
         drawing.key(hollow, mark(0, 7, 7, hollow=True))
-    rows, notes = _table(series, axis, hollow)
-    notes += [f"{each.kind} at {axis} {each.step:g}: {each.text}" for each in marks]
-    head = (axis.capitalize(), *(each.title for each in series))
+    rows, notes = _table(series, hollow)
+    notes += [f"{each.kind} at step {each.step:g}: {each.text}" for each in marks]
+    head = ("Step", *(each.title for each in series))
     # What is counted has no halves, however few points there are.
     whole = [place for place in ticks(x.low, x.high) if place.is_integer()]
-    return drawing.chart(label, axis, _BOTTOM, head, rows, notes=notes, places=whole, is_pointed_at=True)
+    return drawing.chart(label, "step", _BOTTOM, head, rows, notes=notes, places=whole, is_pointed_at=True)
 
 
 def sparkline(values: Sequence[float | None], *, label: str, number: Written) -> Markup:
@@ -465,13 +461,13 @@ def _path(along: Floats, *edges: Floats) -> str:
     return "M" + "L".join(points) + ("Z" if len(edges) > 1 else "h0" if drawn.size == 1 else "")
 
 
-def _table(series: Sequence[ViewedCurve], axis: str, hollow: str) -> tuple[list[list[str]], list[str]]:
+def _table(series: Sequence[ViewedCurve], hollow: str) -> tuple[list[list[str]], list[str]]:
     """Return the rows of the table, at most a hundred, and how many are left out."""
     places = sorted({point.step for each in series for point in each.points})
     listed, notes = places, []
     if len(places) > _ROWS:
         listed = [places[round(row * (len(places) - 1) / (_ROWS - 1))] for row in range(_ROWS)]
-        notes = [f"The table has {_ROWS} of {len(places):,} places of {axis}."]
+        notes = [f"The table has {_ROWS} of {len(places):,} places of step."]
     found = [{point.step: point for point in each.points} for each in series]
     rows = [[f"{x:g}", *(_written(each.get(x), hollow) for each in found)] for x in listed]
     return rows, notes

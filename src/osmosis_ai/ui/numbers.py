@@ -80,7 +80,6 @@ def setting(value: Any) -> str:
 
 
 def amount(number: int, noun: str) -> str:
-    """Return ``1 row``, ``2 rows``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 

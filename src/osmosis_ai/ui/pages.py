@@ -32,9 +32,6 @@ PAGE_POLICY = (
 THEME_COOKIE = "osmosis_theme"
 """A cookie, so that the server renders the chosen theme at once."""
 
-ASSET_CACHING = "public, max-age=31536000, immutable"
-"""A year: a name with a digest never changes content."""
-
 
 def page_headers(*, form_leads_to: str = "", keep: bool = True) -> dict[str, str]:
     policy = PAGE_POLICY
@@ -99,7 +96,8 @@ class Asset(NamedTuple):
     def reply(self, accept_encoding: str) -> tuple[bytes, dict[str, str]]:
         headers = {
             "Content-Type": self.media_type,
-            "Cache-Control": ASSET_CACHING,
+            # A year: a name with a digest never changes content.
+            "Cache-Control": "public, max-age=31536000, immutable",
             "X-Content-Type-Options": "nosniff",
             "Vary": "Accept-Encoding",
         }

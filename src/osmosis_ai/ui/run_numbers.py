@@ -16,7 +16,6 @@ _BOTTLENECKS = {"provider": "model", "rate_limit": "provider's rate limit", "thi
 
 
 def pass_rule(threshold: float) -> str:
-    """Return ``reward >= 1.0, scored attempts only``."""
     return f"reward >= {float(threshold)}, scored attempts only"
 
 
@@ -32,7 +31,6 @@ def format_interval(score: RunScore) -> str:
 
 
 def format_scored(score: RunScore) -> str:
-    """Return ``18 of 20 planned``."""
     return f"{score.scored:,} of {score.planned:,} planned"
 
 

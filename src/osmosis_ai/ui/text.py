@@ -80,7 +80,6 @@ def plain(text: str) -> str:
 
 
 def removed_words(removed: int) -> str:
-    """Return ``2 terminal sequences removed``; "" for none."""
     return f"{removed:,} terminal sequence{'s' * (removed != 1)} removed" if removed else ""
 
 

@@ -39,8 +39,6 @@ class RunPlace(NamedTuple):
 
 
 class RunPlaces:
-    """The runs below a directory; repeated searches are cheap."""
-
     def __init__(self, root: Path, *, results: Path | None = None) -> None:
         self._root = root
         self._results = results

@@ -151,7 +151,6 @@ def _samples(source: RunSource, run: str, query: SampleQuery) -> Iterator[Sample
 def _listed(
     source: RunSource, run: str, options: RunReportOptions, content: ReportContent
 ) -> Iterator[SampleEntry]:
-    """Yield the attempts in the table, and count the others."""
     for sample in _samples(source, run, SampleQuery()):
         if content.samples >= MOST_LISTED and not options.everything:
             content.samples_left_out += 1

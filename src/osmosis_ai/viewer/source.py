@@ -39,7 +39,6 @@ ItemT = TypeVar("ItemT")
 Place = tuple[int, int]
 _MOST_COLUMNS = 50
 _WHOLE_TEXTS = ("system_prompt", "user_prompt", "messages", "ground_truth", METADATA_COLUMN)
-_BARS = 20
 
 RunSort = Literal["started", "name", "status", "reward", "pass_rate", "cost", "duration"]
 SampleSort = Literal["row", "reward", "duration", "tokens", "cost"]
@@ -117,7 +116,6 @@ class RunEntry:
 
     @property
     def pass_rate(self) -> float | None:
-        """Mean reward of scored attempts; None without any, and for training."""
         return self.headline.pass_rate if self.headline is not None else None
 
     @property
@@ -154,7 +152,7 @@ class Histogram(NamedTuple):
         low, high = float(rewards.min()), float(rewards.max())
         if low == high:
             low, high = min(low, 0.0), max(high, 1.0)
-        edges = even_edges(low, high, _BARS) if math.isfinite(high - low) else np.zeros(2)
+        edges = even_edges(low, high) if math.isfinite(high - low) else np.zeros(2)
         if not (np.diff(edges) > 0).all():
             return None  # so near each other that no number lies between
         counts, _ = np.histogram(rewards, bins=edges, weights=weights)
@@ -258,8 +256,6 @@ class RunState(NamedTuple):
 
 
 class RunSource(Protocol):
-    """Runs that one visitor may see."""
-
     def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> ItemPage[RunEntry]:
         """Return runs; ``counts`` has ``total`` and ``unfiltered`` if they are cheap."""
 
@@ -323,21 +319,14 @@ def nearest_samples(places: Iterable[Place], row: int, attempt: int | None = Non
 
 
 def no_sample(
-    run: str,
-    row: int,
-    attempt: int | None,
-    near: Iterable[Place],
-    *,
-    rows: int = 0,
-    n: int = 0,
-    subject: str | None = None,
+    run: str, row: int, attempt: int | None, near: Iterable[Place], *, rows: int = 0, n: int = 0, of: str = ""
 ) -> NotFoundError:
     asked = f"row {row}" if attempt is None else f"row {row}, attempt {attempt}"
     numbers = f"rows are numbered 0 to {rows - 1}" + (f", attempts 0 to {n - 1}" if n else "")
     without = "; this one has no result" if row < rows and (attempt or 0) < n else ""
     samples = ["{}.{}".format(*place) for place in nearest_samples(near, row, attempt)]
     return NotFoundError(
-        f"{subject or f'the run `{run[:100]}`'} has no attempt of {asked}.",
+        f"{of or f'the run `{run[:100]}`'} has no attempt of {asked}.",
         hint=numbers + without if rows else "which rows it has is not known",
         details={"run": run, "samples": samples},
     )
@@ -469,7 +458,7 @@ def validated_record(samples: ValidationSamples | None, run: str, row: int, atte
     kept = {(each.row_index, each.run_index): each for each in samples.records} if samples is not None else {}
     if (row, attempt) in kept:
         return kept[row, attempt]
-    missing = no_sample(run, row, attempt, kept, subject=f"the newest validation of the run `{run[:100]}`")
+    missing = no_sample(run, row, attempt, kept, of=f"the newest validation of the run `{run[:100]}`")
     missing.hint = "its page lists those that are kept"
     raise missing
 

@@ -185,13 +185,10 @@ def facts_of(known: ReadRun, directory: Path) -> list[tuple[str, str]]:
     return shown_facts(facts)
 
 
-def commands_of(known: ReadRun, directory: Path) -> list[str]:
-    manifest, entry = known.manifest, known.detail.summary
-    config = manifest.provenance.get("config") if manifest is not None else None
-    if manifest is None or not isinstance(config, str) or entry.status == "running":
+def commands_of(manifest: Manifest, entry: RunEntry, directory: Path) -> list[str]:
+    config, given = manifest.provenance.get("config"), texts_in(manifest.provenance.get("options"))
+    if not isinstance(config, str) or entry.status == "running":
         return []
-    options = manifest.provenance.get("options")
-    given = map(str, options if isinstance(options, list) else ())
     again = shlex.join(["osmosis", "eval", "run", config, "--name", directory.name, *given])
     failed = entry.headline is not None and (entry.headline.failed or entry.headline.skipped)
     found = [again] if entry.status == "incomplete" else []

@@ -11,13 +11,16 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, get_args
+from typing import Any, BinaryIO, TypeVar, get_args
 
 import orjson
 
+from osmosis_ai.api.models.base import LogPage
 from osmosis_ai.config.issues import nearest
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.decisions.local_runs import read_local_samples, require_dataset_file
 from osmosis_ai.decisions.run_dataset import dataset_files, expected_answer
+from osmosis_ai.decisions.samples import RunSamples
 from osmosis_ai.errors import NotFoundError, OsmosisError, reason_of
 from osmosis_ai.evaluation import attempt_files, journal
 from osmosis_ai.evaluation.local_results import LocalResults, describe_lost_results, pass_threshold_of
@@ -27,7 +30,7 @@ from osmosis_ai.evaluation.run_log import read_log
 from osmosis_ai.files import open_regular, size_of
 from osmosis_ai.sqlite_text import ESCAPE, HOLDS, bindable, like_pattern, teach_holds
 from osmosis_ai.training.runs.curves import RecordedTraining, TrainingCurves
-from osmosis_ai.training.runs.run_directory import TrainingDirectory
+from osmosis_ai.training.runs.run_directory import TrainingDirectory, ValidationSamples
 from osmosis_ai.viewer.local import run_files
 from osmosis_ai.viewer.local_runs import RunKind, RunPlace, RunPlaces, namesakes
 from osmosis_ai.viewer.source import (
@@ -55,12 +58,6 @@ from osmosis_ai.viewer.source import (
     validated_record,
 )
 from osmosis_ai.workspace.config_files import decisions_around
-
-if TYPE_CHECKING:
-    from osmosis_ai.api.models.base import LogPage
-    from osmosis_ai.controller.record import TerminalRecord
-    from osmosis_ai.decisions.samples import RunSamples
-    from osmosis_ai.training.runs.run_directory import ValidationSamples
 
 CountedT = TypeVar("CountedT")
 
@@ -594,7 +591,7 @@ class LocalSource:
             failures=samples.failures(),
             rewards=samples.rewards(),
             problems=problems,
-            commands=run_files.commands_of(known, place.path),
+            commands=run_files.commands_of(known.manifest, detail.summary, place.path),
             decided=decided,
             columns=_columns(place.path),
         )

@@ -178,7 +178,7 @@ def _charts(names: Sequence[str], curves: Sequence[TrainingCurves]) -> Iterator[
         ]
         if len(drawn) >= 2:
             series = [replace(curve, title=name) for name, curve in drawn]
-            yield line(series, label=drawn[0][1].title, axis="step", hollow=HOLLOW)
+            yield line(series, label=drawn[0][1].title, hollow=HOLLOW)
 
 
 def _settings(names: Sequence[str], differences: Sequence[TrainingDifferences]) -> ComparedTable:

@@ -20,17 +20,7 @@ from osmosis_ai.rubric.documents import ReadRecord, describe_result, read_record
 from osmosis_ai.training.runs import metrics
 from osmosis_ai.training.runs.curves import LEAST_WORDS, TrainingCurves, after_steps
 from osmosis_ai.training.runs.run_differences import flat_settings
-from osmosis_ai.ui import numbers
-from osmosis_ai.ui.charts import (
-    ChartPoint,
-    ChartSeries,
-    SvgChart,
-    counted_histogram,
-    histograms,
-    line,
-    scatter,
-    sparkline,
-)
+from osmosis_ai.ui import charts, numbers
 from osmosis_ai.ui.numbers import compact, duration, interval, money, number, percent
 from osmosis_ai.ui.run_numbers import format_interval, format_scored, number_lines, sample_counts
 from osmosis_ai.viewer import queries
@@ -94,8 +84,8 @@ def listed(view: Viewing, words: Words, *, kind: RunKind | None = None) -> Rende
 
 def _trend(run: RunEntry) -> Markup:
     if run.kind == "eval":
-        return sparkline(run.trend, label="pass rates", number=percent)
-    return sparkline(run.trend, label="rewards", number=number)
+        return charts.sparkline(run.trend, label="pass rates", number=percent)
+    return charts.sparkline(run.trend, label="rewards", number=number)
 
 
 SAMPLES_A_PAGE = 100
@@ -271,12 +261,12 @@ def _filter(failure: FailureCount) -> str:
     return query_string({"outcome": "failed", "boundary": failure.boundary, "category": failure.category})
 
 
-def _rewards(detail: RunDetail) -> SvgChart | None:
+def _rewards(detail: RunDetail) -> charts.SvgChart | None:
     found = detail.rewards
     if found is None or not any(found.counts):
         return None
     name, label = f"{sum(found.counts):,} scored attempts", "Scored attempts by reward"
-    return counted_histogram(found.edges, found.counts, name=name, label=label, axis="reward")
+    return charts.counted_histogram(found.edges, found.counts, name=name, label=label, axis="reward")
 
 
 def _result(detail: RunDetail) -> str:
@@ -445,7 +435,6 @@ def _training_tiles(detail: RunDetail, curves: TrainingCurves) -> Iterator[Tile]
 
 
 def _validated(view: Viewing, run: str, start: int) -> Mapping[str, Any]:
-    """Return a page of the newest validation's attempts, or the problem with its record."""
     samples = problem = None
     if view.wants("validation"):
         try:
@@ -468,7 +457,7 @@ def _smoothing(words: Words) -> float:
     return weight
 
 
-def _charts(curves: TrainingCurves, smoothing: float) -> Iterator[SvgChart]:
+def _charts(curves: TrainingCurves, smoothing: float) -> Iterator[charts.SvgChart]:
     # There may be many warnings: where there is no room for all marks, they are left out.
     room = sorted(curves.marks, key=lambda mark: mark.kind == "warning")[:_MOST_MARKS]
     marks = sorted(room, key=lambda mark: mark.step)
@@ -477,10 +466,9 @@ def _charts(curves: TrainingCurves, smoothing: float) -> Iterator[SvgChart]:
             continue  # the loss of a policy gradient says nothing about the policy
         found = [curve for key in keys for curve in curves.curves if curve.key == key and curve.points]
         if found:
-            yield line(
+            yield charts.line(
                 found,
                 label=title,
-                axis="step",
                 # A validation stands on enough samples of its own to be read as it is, and is drawn with its interval.
                 smoothing=0.0 if keys[0].startswith("eval/") else smoothing,
                 marks=marks if place < 2 or metrics.TRAINING_LOSS in keys else (),
@@ -517,7 +505,7 @@ def shown_judging(
     everything = read_records(document)
     found = page_from(everything, start, size or len(everything))
     linked = {record.number for record in found.items}
-    measured = _measured(document, everything, scores, linked, text=text)
+    measured = _measured(document, everything, scores, linked=linked, text=text)
     return {
         "title": detail.summary.name,
         "run": detail.summary,
@@ -534,28 +522,22 @@ def shown_judging(
 
 
 def _measured(
-    document: Mapping[str, Any],
-    records: Sequence[ReadRecord],
-    scores: JudgeScores | None,
-    linked: set[int],
-    *,
-    text: bool,
+    document: Mapping[str, Any], records: Sequence[ReadRecord], scores: JudgeScores | None, **shown: object
 ) -> Markup | None:
-    """Return the judges' agreement on these records; None if the file lacks it."""
+    """Return the judges' agreement on these records; None if the file lacks it; ``shown`` is for its template."""
     from osmosis_ai.rubric.agreement import AgreementReport, ScoreFormat, agreement_tables, not_measured
 
     try:
         report = msgspec.convert(document.get("trust"), AgreementReport)
-        charts = {"scores": _histograms(records, report, scores), "calibration": _calibration(report)}
+        drawn = {"scores": _histograms(records, report, scores), "calibration": _calibration(report)}
         values = {
             "counts": report.counts,
             "tables": agreement_tables(report),
-            "charts": {name: chart for name, chart in charts.items() if chart is not None},
+            "charts": {name: chart for name, chart in drawn.items() if chart is not None},
             "not_measured": not_measured,
             "points": ScoreFormat(report.score_min, report.score_max).points,
             "disputes": report.disputed,
-            "linked": linked,
-            "text": text,
+            **shown,
         }
         return Markup(environment().get_template("rubric_agreement.html").render(values))
     except (ValueError, ArithmeticError, LookupError):
@@ -564,7 +546,7 @@ def _measured(
 
 def _histograms(
     records: Sequence[ReadRecord], report: AgreementReport, scores: JudgeScores | None
-) -> SvgChart | None:
+) -> charts.SvgChart | None:
     import numpy as np
 
     if scores is None:
@@ -580,17 +562,17 @@ def _histograms(
     if not values.size or values.min() < report.score_min or values.max() > report.score_max:
         return None
     label = "Histograms of the scores of each judge"
-    return histograms(scores, low=report.score_min, high=report.score_max, label=label, axis="score")
+    return charts.histograms(scores, low=report.score_min, high=report.score_max, label=label, axis="score")
 
 
-def _calibration(report: AgreementReport) -> SvgChart | None:
+def _calibration(report: AgreementReport) -> charts.SvgChart | None:
     from osmosis_ai.rubric.agreement import ScoreFormat
 
     judges = [*report.judges, *([report.panel] if report.panel is not None else [])]
-    series = [ChartSeries(judge.model, _by_category(judge)) for judge in judges]
+    series = [charts.ChartSeries(judge.model, _by_category(judge)) for judge in judges]
     if not any(each.points for each in series):
         return None
-    return scatter(
+    return charts.scatter(
         series,
         low=report.score_min,
         high=report.score_max,
@@ -600,10 +582,10 @@ def _calibration(report: AgreementReport) -> SvgChart | None:
     )
 
 
-def _by_category(judge: JudgeAgreement) -> list[ChartPoint]:
+def _by_category(judge: JudgeAgreement) -> list[charts.ChartPoint]:
     # The mean score by people is the judge's score minus its bias, so its interval follows from the bias's interval.
     return [
-        ChartPoint(
+        charts.ChartPoint(
             found.judge,
             found.people,
             None if found.bias.high is None else found.judge - found.bias.high,

@@ -83,9 +83,8 @@ def listed(view: Viewing, words: Words, *, kind: RunKind | None = None) -> Rende
 
 
 def _trend(run: RunEntry) -> Markup:
-    if run.kind == "eval":
-        return charts.sparkline(run.trend, label="pass rates", number=percent)
-    return charts.sparkline(run.trend, label="rewards", number=number)
+    label, written = ("pass rates", percent) if run.kind == "eval" else ("rewards", number)
+    return charts.sparkline(run.trend, label=label, number=written)
 
 
 SAMPLES_A_PAGE = 100
@@ -305,13 +304,13 @@ def shown_run(detail: RunDetail) -> dict[str, Any]:
         "Submitted by": run.person,
     }
     shown = [(label, value) for label, value in known.items() if value and label not in said]
-    settings = flat_settings(detail.config_effective)
+    config = {name: "none" if value == {} else value for name, value in detail.config_effective.items()}
     return {
         "title": run.name,
         "run": run,
         "detail": detail,
         "facts": [*shown, *detail.facts],
-        "config": [(name, numbers.setting(value)) for name, value in settings],
+        "config": [(name, numbers.setting(value)) for name, value in flat_settings(config)],
         "FOLDED": FOLDED,
     }
 

@@ -111,12 +111,15 @@ def test_adapter_of_a_run(maze: Maze) -> None:
         ]
         maze.get("/models/lora").respond(json={"models": models, "total_count": 2})
 
+    offer_deployed()
+    maze.post(f"/models/{names[0]}/undeploy").respond(json={"id": "lo_0", "model_name": names[0]})
+    assert maze.osmosis("model", "undeploy", "kestrel").status == 0, "undeploying twice changes nothing"
     offer_deployed(names[1])
     assert maze.osmosis("model", "undeploy", "kestrel", "--json").resource["model_name"] == names[1]
     assert maze.osmosis("model", "info", "kestrel", "--json").data["lora_model"]["model_name"] == names[1]
     for active in ((), names):
         offer_deployed(*active)
-        for verb in ("info", "undeploy"):
+        for verb in ("info", "undeploy") if active else ("info",):
             error = maze.osmosis("model", verb, "kestrel", "--json").error
             assert error["code"] == "NOT_FOUND" and ", ".join(names) in error["hint"]
 

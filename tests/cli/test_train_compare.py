@@ -129,6 +129,27 @@ def test_missing_scores_count_against_verdict(maze: Maze, counted: bool) -> None
     assert (found["verdict"], "90 attempts without a score" in found["sentence"]) == ("unclear", True)
 
 
+def test_untrained_policies_are_not_compared(maze: Maze) -> None:
+    offer(maze, "old", {REWARD: (0.1, 0.2, 0.3), VALIDATION: (0.3, 0.9)}, first_step=0)
+    offer(maze, "new", {REWARD: (0.1, 0.2), VALIDATION: (0.3,)}, first_step=0)
+    data = compare(maze)
+    assert data["verdict"]["sentence"].startswith(
+        "No verdict: the mean training reward of new minus that of old is +0.000 over the last 2 common steps. "
+        "The runs have no common validation after step 0."
+    )
+    reward, validation = data["metrics"]
+    assert (reward["a"], reward["b"]) == (pytest.approx(0.15), pytest.approx(0.15))
+    assert (validation["a"], validation["b"], validation["difference"]) == (0.9, 0.3, None)
+
+
+def test_values_are_those_of_the_compared_steps(maze: Maze) -> None:
+    offer(maze, "old", {VALIDATION: (0.3, 0.5, 0.9)}, first_step=0)
+    offer(maze, "new", {VALIDATION: (0.3, 0.6)}, first_step=0)
+    (metric,) = compare(maze)["metrics"]
+    found = (metric["a"], metric["b"], metric["difference"], metric["last_step"])
+    assert found == (0.5, 0.6, pytest.approx(0.1), 1)
+
+
 def test_training_reward_gives_no_verdict(maze: Maze) -> None:
     offer(maze, "old", {REWARD: ENDING})
     offer(maze, "new", {REWARD: GAINED})

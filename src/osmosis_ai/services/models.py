@@ -92,7 +92,7 @@ def deploy(client: PlatformClient, name: str) -> tuple[DeploymentChange, str | N
 
 def undeploy(client: PlatformClient, name: str) -> DeploymentChange:
     """Undeploy an adapter. Undeploying it twice changes nothing."""
-    return _ask_by_name_or_run(client, name, lambda named: _change(client, named, "undeploy"))
+    return _ask_by_name_or_run(client, name, lambda named: _change(client, named, "undeploy"), idle=True)
 
 
 def _get(client: PlatformClient, name: str) -> LoraModel:
@@ -125,8 +125,13 @@ def ask_by_name(client: PlatformClient, name: str, ask: Callable[[str], _T]) -> 
     return ask(short)
 
 
-def _ask_by_name_or_run(client: PlatformClient, name: str, ask: Callable[[str], _T]) -> _T:
-    """Return the platform's answer about an adapter; ``name`` can be a training run with exactly one deployed adapter."""
+def _ask_by_name_or_run(
+    client: PlatformClient, name: str, ask: Callable[[str], _T], *, idle: bool = False
+) -> _T:
+    """Return the platform's answer about an adapter; ``name`` can be a training run with exactly one deployed adapter.
+
+    If none is deployed, ``idle`` asks about the first of the run.
+    """
     try:
         return ask_by_name(client, name, ask)
     except PlatformError as error:
@@ -137,8 +142,9 @@ def _ask_by_name_or_run(client: PlatformClient, name: str, ask: Callable[[str], 
         if not adapters:
             raise
     deployed = [each for each in adapters if each.deployment_status == "active"]
-    if len(deployed) == 1:
-        return ask(deployed[0].model_name or deployed[0].id)
+    if len(deployed) == 1 or (idle and not deployed):
+        first = (deployed or adapters)[0]
+        return ask(first.model_name or first.id)
     names = ", ".join(each.model_name or each.id for each in deployed or adapters)
     raise NotFoundError(
         f"Run '{name}' has {amount(len(deployed), 'deployed adapter')}.", hint=f"name an adapter: {names}"

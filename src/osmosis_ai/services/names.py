@@ -78,14 +78,11 @@ def explain_local_run(error: PlatformError) -> bool:
         return False
     try:
         directory = find_workspace(require_scaffold=False).evals_dir / name
-        config = Manifest.load(directory / "manifest.json").provenance.get("config")
+        Manifest.load(directory / "manifest.json")
     except (OSError, OsmosisError):
         return False
     error.message = f"Run '{name}' is on this machine, not on the platform."
-    error.hint = f"its files are in {directory}"
-    if config:
-        again = f"`osmosis eval run {quote(str(config))} --name {quote(name)}`"
-        error.hint += f"; {again} resumes it (add --retry-failed to repeat failed attempts)"
+    error.hint = f"its files are in {directory}; `osmosis eval info {quote(name)}` shows its state and the next commands"
     return True
 
 

@@ -654,7 +654,10 @@ def local_info(directory: Path, output: str | None, columns: Sequence[str]) -> D
         with platform_when_needed() as client:
             slices = run_slices(read_run_directory(directory, client=client), columns)
     shown = quote(formats.shown_path(directory))
-    steps = [("continue the run", command) for command in detail.commands]
+    steps = [
+        ("retry the failed attempts" if "--retry-failed" in command else "resume the run", command)
+        for command in detail.commands
+    ]
     if is_downloaded_run(directory):
         steps.append(("read the conversations", f"osmosis eval show {shown}"))
         steps.append(("write a page", f"osmosis view {shown} --report FILE.html"))

@@ -358,7 +358,7 @@ def _comparison(found: TrainingComparison, *, verbose: bool) -> Text:
         aligned("Settings that differ", [("", "A", "B"), *settings])
         if settings
         else ["The settings are the same."],
-        aligned("Metrics", [("", "A, last", "B, last", "B - A", "95% CI"), *metrics]) if metrics else [],
+        aligned("Metrics", [("", "A", "B", "B - A", "95% CI"), *metrics]) if metrics else [],
         [found.differences.note] if verbose and found.differences.note else [],
     ]
     return Text("\n\n".join("\n".join(lines) for lines in sections if lines), in_plain=True)

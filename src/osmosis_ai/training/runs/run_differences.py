@@ -50,6 +50,8 @@ class SettingDifference:
 
 @dataclass(frozen=True, slots=True)
 class MetricDifference:
+    """A metric of both runs: at equal steps, or the last values if there is no common step."""
+
     key: str
     title: str
     a: float
@@ -69,8 +71,8 @@ class MetricDifference:
     def where(self) -> str:
         """The steps of the difference, to follow the title."""
         if self.last_step is None:
-            return ""
-        over = f"B - A over {self.steps} steps to " if self.steps > 1 else "step "
+            return ", last"
+        over = f"mean of {self.steps} steps to " if self.steps > 1 else "step "
         return f", {over}{self.last_step}"
 
 
@@ -127,7 +129,7 @@ class TrainingDifferences:
         by_row = any(metric.method == "paired-rows" for metric in self.metrics)
         validation = "paired by row" if by_row else "computed from the standard errors of both runs"
         return (
-            f"B - A at equal steps, up to step {max(steps)}: the mean over the last {LAST_STEPS} common steps, without an "
+            f"Values at equal steps, up to step {max(steps)}: means over the last {LAST_STEPS} common steps, without an "
             f"interval ({_NOT_INDEPENDENT}). Validation: the last common one; the reward's interval is {validation}."
         )
 
@@ -181,6 +183,8 @@ def _verdict(metrics: Sequence[MetricDifference], a: str, b: str) -> TrainingVer
         sentence = (
             f"No verdict: the mean training reward of {b} minus that of {a} is {difference:+.3f} over {over}."
         )
+        if any(metric.key == VALIDATION_REWARD for metric in metrics):
+            sentence += " The runs have no common validation after step 0."
     elif low is None or high is None:
         why = found.reason or "no interval: a run reports no standard error"
         sentence = f"No verdict: the validation reward of {b} minus that of {a} is {difference:+.3f} ({why})."
@@ -258,16 +262,26 @@ def _metric_differences(a: ComparedTraining, b: ComparedTraining) -> Iterator[Me
             continue
         found = MetricDifference(key, title, curve_a[max(curve_a)], curve_b[max(curve_b)])
         common = sorted(curve_a.keys() & curve_b.keys())
-        if common and key.startswith(_VALIDATIONS):
-            step = common[-1]
-            found = replace(found, difference=curve_b[step] - curve_a[step], steps=1, last_step=step)
+        if key.startswith(_VALIDATIONS):
+            # At step 0, the policies are untrained.
+            if (step := max(common, default=0)) == 0:
+                yield found
+                continue
+            of_a, of_b = curve_a[step], curve_b[step]
+            found = replace(found, a=of_a, b=of_b, difference=of_b - of_a, steps=1, last_step=step)
             if key == VALIDATION_REWARD:
                 found = _by_validated_row(found, step, a, b) or _by_standard_errors(found, step, a, b)
         elif common:
             steps = common[-LAST_STEPS:]
-            difference = sum(curve_b[step] / len(steps) - curve_a[step] / len(steps) for step in steps)
+            of_a, of_b = (sum(curve[step] / len(steps) for step in steps) for curve in (curve_a, curve_b))
             found = replace(
-                found, difference=difference, steps=len(steps), last_step=steps[-1], reason=_NOT_INDEPENDENT
+                found,
+                a=of_a,
+                b=of_b,
+                difference=of_b - of_a,
+                steps=len(steps),
+                last_step=steps[-1],
+                reason=_NOT_INDEPENDENT,
             )
         yield found
 

@@ -144,7 +144,7 @@ def compared_training(view: Viewing, names: Sequence[str]) -> dict[str, Any]:
         "metrics": [
             ComparedTable(
                 f"{name} against {baseline}",
-                ("Metric", f"{baseline}, last", f"{name}, last", "B - A", "95% interval"),
+                ("Metric", baseline, name, "B - A", "95% interval"),
                 each.metric_rows(),
                 note=each.note,
             )

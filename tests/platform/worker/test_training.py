@@ -393,8 +393,8 @@ def test_newest_complete_validation_is_kept_without_secrets(
     first = source.validation(machine.name)
     assert first is not None and (first.step, first.total) == (2, 2)
     assert {each.output for each in first.records} == {"it is [REDACTED]"}
-    found = [source.validation_conversation(machine.name, row, 0, max_bytes=999).content for row in (0, 1)]
-    assert found == [b'{"steps":[{"message":"it is [REDACTED]"}]}', None]
+    found = [source.conversation(machine.name, row, 0, max_bytes=999, kind="training") for row in (0, 1)]
+    assert [each.content for each in found] == [b'{"steps":[{"message":"it is [REDACTED]"}]}', None]
     with machine.patch.context() as patch:
         machine.patch, before = patch, machine.patch
         breaks(machine, float("inf"), only="-conversations")

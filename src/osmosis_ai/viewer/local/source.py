@@ -258,8 +258,10 @@ class AttemptIndex:
     def page(self, query: SampleQuery, *, limit: int, cursor: str | None = None) -> ItemPage[SampleEntry]:
         position = sample_position(cursor, query) if cursor else None
         with self.lock:
-            found = self.around(query, position, limit=limit + 1)
-            return replace(sample_page(query, position, found, limit=limit), counts=self.counts(query))
+            counts = self.counts(query)
+            # Without the total, a search with few matches would read every attempt again.
+            found = self.around(query, position, limit=min(limit + 1, counts["total"]))
+            return replace(sample_page(query, position, found, limit=limit), counts=counts)
 
     def around(self, query: SampleQuery, position: SamplePosition | None, *, limit: int) -> list[SampleEntry]:
         """Return the attempts after (or before) a position, nearest first."""

@@ -92,7 +92,9 @@ def deploy(client: PlatformClient, name: str) -> tuple[DeploymentChange, str | N
 
 def undeploy(client: PlatformClient, name: str) -> DeploymentChange:
     """Undeploy an adapter. Undeploying it twice changes nothing."""
-    return _ask_by_name_or_run(client, name, lambda named: _change(client, named, "undeploy"), idle=True)
+    return _ask_by_name_or_run(
+        client, name, lambda named: _change(client, named, "undeploy"), even_undeployed=True
+    )
 
 
 def _get(client: PlatformClient, name: str) -> LoraModel:
@@ -126,11 +128,11 @@ def ask_by_name(client: PlatformClient, name: str, ask: Callable[[str], _T]) -> 
 
 
 def _ask_by_name_or_run(
-    client: PlatformClient, name: str, ask: Callable[[str], _T], *, idle: bool = False
+    client: PlatformClient, name: str, ask: Callable[[str], _T], *, even_undeployed: bool = False
 ) -> _T:
     """Return the platform's answer about an adapter; ``name`` can be a training run with exactly one deployed adapter.
 
-    If none is deployed, ``idle`` asks about the first of the run.
+    With ``even_undeployed``, a run without a deployed adapter means its first one.
     """
     try:
         return ask_by_name(client, name, ask)
@@ -142,7 +144,7 @@ def _ask_by_name_or_run(
         if not adapters:
             raise
     deployed = [each for each in adapters if each.deployment_status == "active"]
-    if len(deployed) == 1 or (idle and not deployed):
+    if len(deployed) == 1 or (even_undeployed and not deployed):
         first = (deployed or adapters)[0]
         return ask(first.model_name or first.id)
     names = ", ".join(each.model_name or each.id for each in deployed or adapters)

@@ -190,7 +190,8 @@ def _lines(report: CheckReport) -> list[str]:
 
 def doctor(
     path: Annotated[
-        Path | None, typer.Argument(help="A directory in the workspace (default: the current one).")
+        Path | None,
+        typer.Argument(exists=True, help="A directory in the workspace (default: the current one)."),
     ] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Create missing files without overwriting any.")] = False,
 ) -> OperationResult:

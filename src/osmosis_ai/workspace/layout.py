@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError
+from osmosis_ai.errors import OsmosisError, WorkspaceRequiredError
 from osmosis_ai.files import expanded, write_atomic
 from osmosis_ai.workspace.git import worktree_root
 
@@ -64,8 +64,6 @@ class WorkspaceDirectory:
 def find_workspace(start: Path | None = None, *, require_scaffold: bool = True) -> WorkspaceDirectory:
     """Return the workspace that contains ``start`` (a directory or file; default: the current directory)."""
     place = expanded(start or Path.cwd()).absolute()
-    if not place.exists():
-        raise NotFoundError(f"No such directory: {place}")
     directory = place if place.is_dir() else place.parent
     root = worktree_root(directory)
     if root is None:

@@ -63,10 +63,18 @@ def test_root_option_after_command(cli: Cli) -> None:
 
 
 def test_json_and_plain_conflict(cli: Cli) -> None:
-    outcome = cli("--plain", "fleet", "list", "--json")
+    outcome = cli("--plain", "fleet", "crew", "list", "--json")
     assert (outcome.status, outcome.out) == (1, "")
-    assert json.loads(outcome.err)["command"] == "fleet"
+    assert json.loads(outcome.err)["command"] == "fleet crew list"
     assert outcome.error["message"] == ("--json and --plain are mutually exclusive.")
+
+
+@pytest.mark.parametrize(
+    "options", [("--platform", "http://eval.example"), ("--env-file", "eval"), ("--platform", "https://[")]
+)
+def test_error_before_the_command_names_it(cli: Cli, options: tuple[str, ...]) -> None:
+    outcome = cli(*options, "dataset", "list", "--limit", "3", "--json")
+    assert json.loads(outcome.err.splitlines()[-1])["command"] == "dataset list"
 
 
 def test_package_attributes() -> None:

@@ -25,8 +25,8 @@ from osmosis_ai.api.platform_url import (
 )
 from osmosis_ai.cli.output.context import Declined, Mode, OutputContext, use
 from osmosis_ai.cli.output.results import SCHEMA_VERSION, Result, dumps
-from osmosis_ai.cli.registry import COMMANDS, MODES
-from osmosis_ai.cli.root import PROGRAM, TRAIL, build_root
+from osmosis_ai.cli.registry import MODES
+from osmosis_ai.cli.root import PROGRAM, TRAIL, CommandGroup, build_root
 from osmosis_ai.config.issues import nearest
 from osmosis_ai.errors import OsmosisError, UsageError
 from osmosis_ai.workspace.git import checkout_root
@@ -61,7 +61,9 @@ def run(modes: Sequence[Mode], arguments: list[str]) -> int:
         output.stdout.write("Cancelled.\n")
         return 0
     except (Exception, KeyboardInterrupt) as error:
-        return report(output, error, trail or [word for word in arguments[:1] if word in COMMANDS])
+        # The names of a module that cannot be imported cannot be looked up either.
+        names = [] if isinstance(error, ImportError) else _command_names(arguments)
+        return report(output, error, max(names, trail, key=len))
     finally:
         use(None)
 
@@ -83,6 +85,23 @@ def _run_command(output: OutputContext, arguments: list[str], trail: list[str]) 
     if result is None and output.mode == "rich":
         return 0
     raise TypeError(f"the command produced no structured output (it returned {type(result).__name__})")
+
+
+def _command_names(arguments: Sequence[str]) -> list[str]:
+    """Return the names of the line's commands, for an error that came before the parser reached them."""
+    names: list[str] = []
+    group: Any = build_root(None)
+    words = iter(arguments)
+    for word in words:
+        if word.startswith("-") and not names:
+            if word in ("--env-file", "--platform"):
+                next(words, None)
+        elif isinstance(group, CommandGroup) and (command := group.get_command(None, word)):
+            names.append(word)
+            group = command
+        else:
+            break
+    return names
 
 
 def _silence_libraries() -> None:

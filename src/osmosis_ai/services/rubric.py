@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from osmosis_ai.errors import NotFoundError, OsmosisError, reason_of
+from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.hooks import RunHooks
 from osmosis_ai.evaluation.spec import Budget
 from osmosis_ai.files import cache_dir, expanded, replacing
@@ -194,10 +194,7 @@ def plan_output(output: str | None, rubric_id: str, *, classic: bool) -> OutputP
         kept = "".join(each if each.isalnum() or each in "-_" else "_" for each in rubric_id)
         folder = kept.strip("_").lower()[:_LONGEST_FOLDER] or "rubric"
         return _fresh(cache_dir() / "eval_result" / folder)
-    try:
-        path = expanded(output).resolve()
-    except (OSError, RuntimeError) as error:  # a loop of links
-        raise OsmosisError(f"Output path '{output}' cannot be resolved: {reason_of(error)}.") from None
+    path = Path(os.path.realpath(expanded(output)))
     names_directory = output.endswith(("/", os.sep))
     if classic:
         if path.suffix and path.is_dir():
@@ -207,7 +204,7 @@ def plan_output(output: str | None, rubric_id: str, *, classic: bool) -> OutputP
     elif names_directory or path.is_dir():
         path = path / _FILE_NAME
     _require_writable(path.parent)
-    if path.exists() and not path.is_file():
+    if os.path.lexists(path) and not path.is_file():
         raise OsmosisError(f"Output path '{output}' is not a regular file.")
     return OutputPlan(path, fixed=True)
 

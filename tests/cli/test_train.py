@@ -181,6 +181,7 @@ def test_submit_check_describes_model_and_steps(maze: Maze, monkeypatch: pytest.
     assert "The Tinker server checks 'fern/base-32b' when the run starts." in outcome.err
     (maze.workspace.root / CONFIG).write_text(TEXT.replace("fern/base-32b", "osmosis/tiny"))
     monkeypatch.setattr(training_estimate, "this_machine", lambda: ("CPU", 2**34))
+    monkeypatch.setattr(training_estimate, "has_train_extra", lambda: True)
     assert maze.osmosis("train", "submit", CONFIG, "--check").out.startswith("maze.toml can be submitted.")
     for program, setting in (
         ("vllm", "vllm_replicas = 4"),
@@ -189,7 +190,6 @@ def test_submit_check_describes_model_and_steps(maze: Maze, monkeypatch: pytest.
     ):
         monkeypatch.setattr(training_estimate, "which", lambda name: None)
         monkeypatch.setattr(training_estimate, "find_spec", lambda name: None)
-        monkeypatch.setattr(training_estimate, "has_train_extra", lambda: True)
         changed = TEXT.replace("fern/base-32b", "osmosis/tiny").replace(
             "[advanced]", f"[advanced]\n{setting}"
         )

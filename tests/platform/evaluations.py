@@ -28,6 +28,7 @@ from osmosis_ai.platform.queue.finalize import PlatformShards
 from osmosis_ai.platform.server import local_host
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.worker.host import Host
+from tests.lazily import needs
 from tests.platform.conftest import Member, assert_flat_error
 from tests.platform.gitsync.repositories import Source
 
@@ -177,6 +178,8 @@ class Submits:
 
     def taken(self, api: TestClient, **changes: Any) -> dict[str, Any]:
         """Submit, and return the reply; asked beforehand, the platform agrees."""
+        if "training-runs" in self.route:
+            needs("torch")  # without it no training run is accepted
         told = api.post(f"{self.route}/check", json=self.body(**changes))
         assert (told.status_code, told.json()["dry_run"]) == (200, True), told.text
         reply = api.post(self.route, json=self.body(**changes))

@@ -15,6 +15,7 @@ from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.inference.model import KeyValueCache, Model
 from osmosis_ai.training.objective.sequences import NOT_SAMPLED, TokenSequence
+from tests.lazily import needs
 from tests.training.policy_world import (
     MODEL_DIR,
     MULTIPLY,
@@ -174,7 +175,7 @@ async def test_two_calls_behind_the_same_turn_are_two_branches(world: PolicyWorl
 @pytest.mark.imports_much
 async def test_a_template_that_rewrites_earlier_turns_forks() -> None:
     """As Qwen 3's does with an earlier turn's thinking."""
-    pytest.importorskip("transformers")
+    needs("torch", "transformers")
     template = (MODEL_DIR / "chat_template.jinja").read_text()
     content = "{{- turn.content or '' }}"
     assert content in template

@@ -21,7 +21,7 @@ from tests.logins import make_checkout
 from tests.workspace.builders import git, make_workspace
 
 from .agents import ADD, Calculator, Does, Held, Unready
-from .trainer import Trainer, served
+from .trainer import Trainer, ended, served
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ async def test_weakness_2_nothing_runs_without_tools_and_a_retry_runs_once(train
         assert "the tool server is unavailable" in refused.json()["detail"]
         assert (agent.runs, (await server.get("/health")).json()["active_rollouts"]) == (0, 0)
         assert (await server.post("/v1/rollout/init", json=trainer.init())).status_code == 202
-        await trainer.completed()
+        await ended(server)
     assert (agent.runs, len(trainer.offers)) == (1, 1)
 
 
@@ -202,7 +202,7 @@ async def test_a_repeated_request_gets_the_first_reply(trainer: Trainer) -> None
     async with served(agent) as server:
         first = await server.post("/v1/rollout/init", json=trainer.init("R1", idempotency_key="once"))
         again = await server.post("/v1/rollout/init", json=trainer.init("R2", idempotency_key="once"))
-        await trainer.completed()
+        await ended(server)
         after = await server.post("/v1/rollout/init", json=trainer.init("R3", idempotency_key="once"))
         assert first.content == again.content == after.content
     assert (agent.asked_for_tools, agent.runs, len(trainer.offers)) == (1, 1, 1)
@@ -255,7 +255,8 @@ def _raise(error: Exception) -> Any:
 async def test_a_failing_agent_is_reported_once(trainer: Trainer, end: Any, message: str) -> None:
     async with served(Does(end)) as server:
         assert (await server.post("/v1/rollout/init", json=trainer.init())).status_code == 202
-        (completion,) = await trainer.completed()
+        await ended(server)
+    (completion,) = trainer.completions
     assert (completion["status"], completion["finish_reason"]) == ("ERROR", "error")
     assert message in completion["error_message"]
     assert (completion["final_messages"], len(trainer.offers)) == ([], 1)
@@ -293,7 +294,7 @@ async def test_weaknesses_3_and_4_a_completion_is_offered_until_2xx_or_refusal(
     trainer.refusals = [*statuses]
     async with served(Calculator(), settings=hurried()) as server:
         await start(server, trainer)
-        await trainer.received(trainer.offers, len(statuses))
+        await ended(server)
     first = trainer.offers[0]
     assert first["status"] == "COMPLETED"
     assert trainer.offers == [first] * len(statuses)
@@ -328,7 +329,7 @@ async def test_a_full_server_asks_to_retry_later(trainer: Trainer) -> None:
         agent.released.set()
         await trainer.completed(2)
         await start(server, trainer, "R3")
-        await trainer.completed(3)
+        await ended(server, 3)
     assert sorted(offer["rollout_id"] for offer in trainer.offers) == ["R1", "R2", "R3"]
 
 

@@ -94,3 +94,9 @@ async def served(agent: Any, **options: Any) -> AsyncIterator[httpx.AsyncClient]
     """Serve an agent, and talk to it without a socket."""
     async with client_of(create_app(agent, **options)) as client:
         yield client
+
+
+async def ended(server: httpx.AsyncClient, count: int = 1) -> None:
+    """Wait until rollouts have ended, so that the end of the server does not report them again."""
+    while (await server.get("/health")).json()["completed_rollouts"] < count:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)

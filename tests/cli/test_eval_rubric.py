@@ -504,6 +504,7 @@ def test_irregular_data_file(cli: Cli, judge: JudgeServer) -> None:
 def test_invalid_arguments(cli: Cli, judge: JudgeServer, arguments: list[str], problem: str) -> None:
     write(GOOD)
     assert refused(cli, judge, *arguments).startswith(problem)
+    assert score(cli, *arguments, "--json").error["code"] == "VALIDATION"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from osmosis_ai.datasets.readers import (
     decode_json,
     name_of_type,
 )
-from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.lenient_json import as_table
 
 # The largest contexts hold a few million tokens of about four characters.
@@ -208,7 +208,7 @@ def require_file(path: Path, what: str) -> None:
     if path.is_dir():
         raise OsmosisError(f"{what} '{path}' is a directory; expected a file.")
     if not path.exists():
-        raise NotFoundError(f"{what} '{path}' does not exist.")
+        raise OsmosisError(f"{what} '{path}' does not exist.")
     if not os.access(path, os.R_OK):
         raise OsmosisError(f"{what} '{path}' cannot be read: permission denied.")
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.hooks import RunHooks
 from osmosis_ai.evaluation.spec import Budget
 from osmosis_ai.files import cache_dir, expanded, replacing
@@ -236,7 +236,7 @@ def _text_of_file(path: Path) -> str:
     if path.is_dir():
         raise OsmosisError(f"Rubric file '{path}' is a directory.")
     if not path.exists():
-        raise NotFoundError(f"Rubric file '{path}' does not exist.")
+        raise OsmosisError(f"Rubric file '{path}' does not exist.")
     try:
         text = path.read_text(encoding="utf-8-sig").strip()
     except UnicodeDecodeError:
@@ -581,7 +581,7 @@ def preview_file(path: Path) -> FilePreview:
     """Read a ``.yaml``, ``.yml`` or ``.jsonl`` file."""
     path = expanded(path)
     if not path.exists():
-        raise NotFoundError(f"Path '{path}' does not exist.")
+        raise OsmosisError(f"Path '{path}' does not exist.")
     if path.is_dir():
         raise OsmosisError(f"Expected a file path but got directory '{path}'.")
     suffix = path.suffix.lower()

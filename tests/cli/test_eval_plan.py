@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.cli.eval_replies import METRICS, offer_run
@@ -200,3 +202,28 @@ def test_dataset_only_on_the_platform(maze: Maze) -> None:
     found = plan(maze, "--json").resource
     assert (found["dataset_rows"], found["config_design"]) == (None, None)
     assert any("how many rows the dataset walks has is not known here" in note for note in found["notes"])
+
+
+def test_designs_that_do_not_suffice(maze: Maze) -> None:
+    """Without --detect, a usual difference of three points is planned for; JSON has no goal that was not given."""
+    planned = plan(maze, "--json").resource
+    assert planned["detect"] is None and planned["cheapest"] is None
+    _own, usual, _more = planned["sentences"]
+    assert re.fullmatch(
+        r"No number of attempts on 120 rows detects 3 points; 1,\d{3} rows with n = 4 would\.", usual
+    )
+    (cheapest,) = [
+        sentence
+        for sentence in plan(maze, "--rows-at-most", "9000", "--json").resource["sentences"]
+        if sentence.startswith("Cheapest design for 3 points: ")
+    ]
+    table = plan(maze, "--rows-at-most", "9000", "--plain").out
+    assert cheapest in table and "\tcheapest\n" in table
+
+
+def test_attempts_that_do_not_help(maze: Maze) -> None:
+    """If attempts at a row do not differ, only rows help."""
+    more = plan(maze, "--icc", "1", "--rows-at-most", "500").out
+    assert re.search(
+        r"Twice the rows would detect [\d.]+ points, twice the attempts would detect no smaller", more
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -587,14 +588,17 @@ def plan(
     files = DecisionFiles(markdown=markdown).check()
     with platform_when_needed() as client:
         planned = plan_eval(request, client=client, count_rows=_platform_rows)
-    verdict, *further = _plan_sentences(planned)
+    # Without --detect, people read what a usual difference needs.
+    judged = replace(planned.plan.goal, detect=planned.plan.goal.judged_by)
+    shown = replace(planned, plan=replace(planned.plan, goal=judged))
+    verdict, *further = _plan_sentences(shown)
     files.write(
         DecisionDocument(
             title="osmosis eval plan",
             marker=f"eval.plan:{planned.config}",
             verdict=verdict,
             notes=[*further, *planned.notes],
-            blocks=[_plan_table(planned, planned.plan.designs)],
+            blocks=[_plan_table(shown, shown.plan.designs)],
         )
     )
     return OperationResult(
@@ -603,7 +607,7 @@ def plan(
         resource={**planned.data(), "sentences": [verdict, *further]},
         blocks=[
             *(Text(sentence, in_plain=True) for sentence in further),
-            _plan_table(planned, planned.plan.designs if verbose else _main_designs(planned)),
+            _plan_table(shown, shown.plan.designs if verbose else _main_designs(shown)),
             *(Text(f"Note: {note}", tone="dim", in_plain=True) for note in planned.notes),
         ],
     )
@@ -693,11 +697,14 @@ def _plan_sentences(planned: PlannedEval) -> Iterator[str]:
     if goal.most_cost_usd is not None:
         yield _budget_sentence(planned, goal.most_cost_usd)
     if own is not None and own.rows >= 2:
-        more = [
-            f"twice the {name} would detect {_amount(planned, design.sees)}"
-            for name, design in (("rows", plan.more_rows), ("attempts", plan.more_attempts))
-            if design is not None and design.sees is not None
-        ]
+        now = own.sees and _amount(planned, own.sees)
+        more = []
+        for name, design in (("rows", plan.more_rows), ("attempts", plan.more_attempts)):
+            if design is not None and design.sees is not None:
+                then = _amount(planned, design.sees)
+                more.append(
+                    f"twice the {name} would detect {'no smaller difference' if then == now else then}"
+                )
         if more:
             sentence = ", ".join(more)
             yield f"{sentence[0].upper()}{sentence[1:]}."

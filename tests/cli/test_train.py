@@ -299,6 +299,7 @@ def test_info_local_directory(maze: Maze) -> None:
     assert "only 8 of 10 finished attempts have a score (80.0%)" in data["validation"]["warnings"][0]
     assert "validation  only 8 of 10" in shown
     whole = maze.osmosis("train", "info", "trained/walks", "--plain", "--verbose").out
+    assert "train info trained/walks --verbose" in shown and "train info" not in whole
     assert "Training reward\t0.250, 1\t0.750, 3\t0.250, 1\t0.750, 3" in whole
     assert "LoRA\t4,096 parameters" in whole
     assert maze.osmosis("train", "info", "trained/walks", "-o", "x").status == 1
@@ -545,3 +546,35 @@ def test_warnings_are_shown_while_watching_and_a_collapsed_run_is_not_deployed(m
     watched = maze.osmosis("train", "watch", "kestrel", "--plain")
     assert "warning: step 31: 62% of the groups have equal rewards" in watched.err
     assert "model deploy" not in watched.out
+
+
+@pytest.mark.parametrize(
+    ("phases", "overlaps"),
+    [
+        ({"sampling": 8.0, "learning": 5.0}, True),
+        ({"sampling": 8.0, "learning": 4.5}, False),
+        ({"sampling": 8.0, "learning": 4.5, "checkpoint": 9.0}, False),  # that of the previous step
+    ],
+)
+def test_phases_that_overlap(maze: Maze, phases: dict[str, float], overlaps: bool) -> None:
+    train_replies.offer_validated(maze)
+    times = {"step": 12.5, **phases}
+    metrics = [
+        {
+            "metric_key": f"time/{phase}_s",
+            "title": phase,
+            "data_points": [{"step": 40, "value": value, "timestamp": 0}],
+        }
+        for phase, value in times.items()
+    ]
+    own = train_replies.OWN["id"]
+    maze.get(f"/training-runs/{own}/metrics").respond(
+        json={**train_replies.VALIDATED_METRICS, "metrics": metrics}
+    )
+    reply = maze.get("/training-runs/kestrel").return_value
+    assert reply is not None
+    maze.get(f"/training-runs/{own}").respond(json=reply.json())
+    watched = maze.osmosis("train", "watch", "kestrel", "--plain")
+    assert "12.5 s/step (sampling 8.0 s, learning" in watched.err
+    assert ("; they overlap)" in watched.err) is overlaps
+    assert ("; they overlap" in watched.out) is overlaps

@@ -472,6 +472,8 @@ def test_secrets_and_models_are_paged_through_each_once(
         assert len(pages) == 3 and [name for page in pages for name in names_on(page)] == names
         before = browser.get(f"/fern/{section}{leads_to(pages[2], 'prev')}")
         assert names_on(before) == names_on(pages[1])
+    for page in (browser.get("/fern/models"), browser.get("/fern/models/adapter-01")):
+        assert "Training reward" in text_of(page)
 
 
 def leads_to(page: Any, direction: str) -> str:

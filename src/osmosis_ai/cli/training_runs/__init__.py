@@ -281,7 +281,7 @@ def logs(
     follow: options.FollowOption = False,
     level: options.LevelOption = None,
 ) -> ListResult | StreamResult:
-    """Show the log of a training run.
+    """Show the log of a training run, newest line last.
 
     RUN may be a local training directory, which needs no platform. With --follow --json, each line is a JSON object.
 

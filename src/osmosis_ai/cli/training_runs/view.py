@@ -37,6 +37,7 @@ from osmosis_ai.training.runs.run_differences import flat_settings
 from osmosis_ai.ui import numbers
 
 _NOTICEABLE_S = 0.05
+_LONGER = 1.01  # a smaller difference is one of measurement
 _MOST_SETTINGS, _MOST_WARNINGS, _MOST_STEPS = 10, 5, 3
 _STEP_TIME, _SAMPLING_SPEED = "time/step_s", "speed/sampling_tokens_per_s"
 _PHASES = {
@@ -46,8 +47,6 @@ _PHASES = {
     "time/validation_s": "validation",
     "time/checkpoint_s": "checkpoint",
 }
-# Phases that take this share of a step together are not after each other; a checkpoint is written after its step.
-_OVERLAP = 1.15
 _TONES_OF_CURVES: Mapping[str, Tone] = {"training": "accent", "validation": "good"}
 _TONES: Mapping[str, Tone] = {"finished": "good", "failed": "bad", "crashed": "bad", "running": "active"}
 
@@ -72,17 +71,16 @@ def platform_info(run: DescribedTraining) -> DetailResult:
 
 def local_info(run: LocalTraining, more: Mapping[str, Any]) -> DetailResult:
     place, detail = quote(formats.shown_path(run.directory)), run.run_detail
-    blocks = [*summary(run, ())]
+    blocks, steps = [*summary(run, ())], [("open it in a browser", f"osmosis view {place}")]
+    if not run.curves.is_supervised:
+        steps.append(("read conversations", f"osmosis train show {place}"))
     if current().verbose:
         blocks.append(_table("Run", [("Started", Timestamp(detail.summary.started_at)), *detail.facts]))
         blocks += metric_blocks(run)
         if detail.config_written is not None:
             blocks.append(Text(detail.config_written, title="Config"))
-    steps = [
-        ("open it in a browser", f"osmosis view {place}"),
-        *([] if run.curves.is_supervised else [("read conversations", f"osmosis train show {place}")]),
-        ("print all metrics", f"osmosis train info {place} --verbose"),
-    ]
+    else:
+        steps.append(("print all metrics", f"osmosis train info {place} --verbose"))
     return DetailResult(data={**run.data(), **more}, blocks=blocks, hints=next_block(steps))
 
 
@@ -185,11 +183,8 @@ def _averages(curves: TrainingCurves) -> Iterator[tuple[str, str]]:
             for key, word in _PHASES.items()
         }
         shares = [f"{word} {percent(part / total, digits=0)}" for word, part in spent.items() if part > 0]
-        overlap = "; they overlap" if sum(spent.values()) > _OVERLAP * total else ""
-        yield (
-            "Time per step",
-            f"{formats.duration(_mean(steps))}: {', '.join(shares)}".removesuffix(": ") + overlap,
-        )
+        text = f"{formats.duration(_mean(steps))}: {', '.join(shares)}".removesuffix(": ")
+        yield "Time per step", text + _overlap(spent, total)
     staleness, replaced = curves.points("rollout/staleness"), curves.points("rollout/replaced")
     if any(each.value for each in staleness):
         dropped = percent(_mean(curves.points(DROPPED)), digits=0)
@@ -361,17 +356,23 @@ def _last_step(curves: TrainingCurves) -> Iterator[str]:
     """Yield the last step's time with its phases, and its speed."""
     steps, speeds = curves.points(_STEP_TIME), curves.points(_SAMPLING_SPEED)
     if steps:
-        phases, spent = [], 0.0
+        spent = {}
         for key, word in _PHASES.items():
             # A validation takes place every so many steps only.
             measured = [each for each in curves.points(key) if each.step == steps[-1].step]
             if measured and measured[0].value >= _NOTICEABLE_S:
-                spent += measured[0].value
-                phases.append(f"{word} {_seconds(measured[0].value)}")
-        overlap = "; they overlap" if spent > _OVERLAP * steps[-1].value else ""
-        yield f"{_seconds(steps[-1].value)}/step" + (f" ({', '.join(phases)}{overlap})" if phases else "")
+                spent[word] = measured[0].value
+        phases = ", ".join(f"{word} {_seconds(value)}" for word, value in spent.items())
+        phases += _overlap(spent, steps[-1].value)
+        yield f"{_seconds(steps[-1].value)}/step" + (f" ({phases})" if phases else "")
     if speeds:
         yield f"{speeds[-1].value:,.0f} tokens/s"
+
+
+def _overlap(spent: Mapping[str, float], step_s: float) -> str:
+    """Return a note if the phases of a step take longer than it; a checkpoint is written after its step."""
+    phases_s = sum(value for word, value in spent.items() if word != "checkpoint")
+    return "; they overlap" if phases_s > _LONGER * step_s else ""
 
 
 def _seconds(value: float) -> str:
@@ -406,7 +407,7 @@ VIEW = RunView(
     columns=(
         Column("Base model", "model_name"),
         Column("Rollout", "rollout_name"),
-        Column("Reward", value=lambda item: compact(item["summary"].get("reward")), right=True),
+        Column("Training reward", value=lambda item: compact(item["summary"].get("reward")), right=True),
     ),
     fetch=training_runs.list_runs,
     item=training_runs.run_item,

@@ -118,6 +118,21 @@ def stored(stored: DownloadableRun, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return stored
 
 
+def test_platform_run_in_a_browser(stored: DownloadableRun) -> None:
+    """The hint is a command that works as it is."""
+    assert stored.maze.osmosis("eval", "download", "amber-otter-42").status == 0
+    for name in (NAMED, "amber-otter-42"):
+        error = stored.maze.osmosis("view", name, "--json").error
+        assert error["message"] == f"{name} is a platform's run; its pages are there."
+        _, *words = error["hint"].split()
+        assert words == ["view", name, "--report", "amber-otter-42.html"]
+        assert stored.maze.osmosis(*words).status == 0
+        Path("amber-otter-42.html").unlink()
+    missing = stored.maze.osmosis("view", "heron", "--json").error
+    assert missing["message"] == "Run 'heron' not found."
+    assert missing["hint"].endswith("osmosis view platform:heron --report heron.html")
+
+
 def is_clean(stored: DownloadableRun, tmp_path: Path) -> bool:
     return stored.found() == {} and not list((tmp_path / "scratch").iterdir())
 

@@ -430,7 +430,7 @@ def training_directory(word: str) -> Path | None:
             f"{word} is not a training directory: it needs a manifest.json and a metrics.jsonl.",
             hint=f"osmosis view {quote(str(folder))} lists the runs below it",
         )
-    if is_path and (word.startswith(_PATHS) or not _is_logged_in()):
+    if is_path and (word.startswith(_PATHS) or not is_logged_in()):
         raise _missing(word, given.parent)
     try:
         find_workspace(require_scaffold=False)
@@ -451,7 +451,7 @@ def require_platform_run(word: str, command: str) -> None:
         is_local = kind_of(Path(word).absolute()) == "training"
     except (OSError, ValueError):
         is_local = False
-    if not _is_path(word) and (not is_local or _is_logged_in()):
+    if not _is_path(word) and (not is_local or is_logged_in()):
         return
     if training_directory(word) is not None:
         shown = quote(word)
@@ -465,7 +465,8 @@ def _is_path(word: str) -> bool:
     return word in (".", "..", "~") or "/" in word or os.sep in word
 
 
-def _is_logged_in() -> bool:
+def is_logged_in() -> bool:
+    """Whether there is a login; no platform is asked."""
     from osmosis_ai.api.credentials import require_credentials
 
     try:

@@ -17,11 +17,12 @@ from osmosis_ai.services.downloaded_runs import as_local_run, fetched_run, is_do
 from osmosis_ai.services.eval_runs.resolver import (
     evals_directory,
     find_local_run,
+    name_elsewhere,
     named_on_platform,
     resolve_run,
 )
 from osmosis_ai.services.report_files import ReportFile
-from osmosis_ai.services.training_runs import describe_run, report_training
+from osmosis_ai.services.training_runs import describe_run, is_logged_in, report_training
 from osmosis_ai.viewer.access import SECTIONS
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.local_runs import RunKind, RunPlace, RunPlaces, is_result, kind_of
@@ -57,10 +58,7 @@ def open_viewer(reference: str | None, *, host: str, port: int) -> tuple[Path, s
     host = loopback_address(host)
     found, cache = viewed_place(reference), cache_dir()
     if found.path == "/" and is_downloaded_run(found.root):
-        raise OsmosisError(
-            f"{reference or found.root} is a run downloaded from a platform; its pages are there.",
-            hint=f"osmosis view {shlex.quote(str(reference or found.root))} --report FILE.html shows it without one",
-        )
+        raise _on_platform(reference or str(found.root), found.root.name)
     source = LocalSource(found.root, cache_dir=cache, patience_s=_PATIENCE_S)
     running = RunningViewer(source, cache_dir=cache, host=host, port=port)
     return found.root, running.address(found.path), running
@@ -215,19 +213,28 @@ def _not_viewed(reference: str, file: Path) -> OsmosisError:
     )
 
 
+def _on_platform(reference: str, name: str) -> OsmosisError:
+    """Return the error about a platform's run, or its download: only a report shows it."""
+    report = shlex.quote(f"{name[:200]}.html")
+    return OsmosisError(
+        f"{reference[:200]} is a platform's run; its pages are there.",
+        hint=f"osmosis view {shlex.quote(reference[:200])} --report {report}",
+    )
+
+
 def _named_run(reference: str) -> Path:
-    if named_on_platform(reference) is not None:
-        raise OsmosisError(
-            f"{reference[:200]} is a platform's run; its pages are there.",
-            hint=f"osmosis view {shlex.quote(reference[:200])} --report FILE.html shows it without; "
-            f"osmosis eval show {shlex.quote(reference[:200])} prints its conversations",
-        )
+    if (name := named_on_platform(reference)) is not None:
+        raise _on_platform(reference, name)
     try:
         return find_local_run(reference).resolve()
-    except NotFoundError:
+    except NotFoundError as missing:
         with suppress(WorkspaceRequiredError):
             if is_downloaded_run(download := evals_directory() / reference):
                 return download.resolve()
+        name = name_elsewhere(reference, missing)
+        if not missing.details["nearest"] and is_logged_in():
+            there = _on_platform(f"platform:{name}", name).hint
+            missing.hint = f"{missing.hint}; if it is on the platform: {there}"
         raise
     except WorkspaceRequiredError:
         raise NotFoundError(

@@ -67,7 +67,7 @@ def test_up_with_uncommitted_changes(rollout: Maze) -> None:
 def test_up_with_unpushed_commit(rollout: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("osmosis_ai.services.runs.submit._ask_github", lambda *_: "absent")
     error = rollout.osmosis("dev", "server", "up", "--json").error
-    assert "not pushed" in error["message"] and error["hint"] == "push it: git push"
+    assert "not pushed" in error["message"] and error["hint"].endswith("git push origin HEAD")
     assert not rollout.post("/dev-rollout-server").called
 
 

@@ -195,9 +195,9 @@ def test_unusable_datasets(
         (
             {"branch": "nain"},
             "experiment.branch",
-            "; did you mean main? If it exists on your machine, `git push` it",
+            "; did you mean main? If it exists on your machine: `git push origin nain`",
         ),
-        ({"commit_sha": "0123456789abcdef"}, "experiment.commit_sha", "`git push` it"),
+        ({"commit_sha": "0123456789abcdef"}, "experiment.commit_sha", "`git push origin HEAD`"),
         ({"commit_sha": "HEAD"}, "experiment.commit_sha", "must be 7 to 40 hexadecimal digits"),
         ({"model_path": "opena/gpt-5"}, "experiment.model_path", "did you mean 'openai/gpt-5'?"),
         ({"model_path": "openai/gpt-5-mini"}, "experiment.model_path", "store the secret `OPENAI_API_KEY`"),
@@ -213,7 +213,8 @@ def test_unknown_code_and_models(api: TestClient, changes: dict[str, str], key: 
 def test_uncommitted_code(api: TestClient, code: Code) -> None:
     code.write("rollouts/fresh/main.py", "")
     body = refused(api, 400, "INVALID_CONFIG", experiment_config=experiment(rollout="fresh"))
-    assert "commit it and `git push`" in issue(body, "experiment.rollout")["message"]
+    # The platform reads this checkout, so that nothing is pushed.
+    assert issue(body, "experiment.rollout")["message"].endswith("; commit it")
     git(code.path, "update-ref", "-d", "refs/heads/main")
     body = refused(api, 400, "INVALID_CONFIG")
     assert "has no commit on its default branch" in issue(body, "experiment.branch")["message"]

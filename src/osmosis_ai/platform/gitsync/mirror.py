@@ -131,7 +131,7 @@ class MirrorStore:
             raise RevisionError(
                 f"{repository.identity} has no commit on its default branch.",
                 field="branch",
-                hint="commit and `git push`, then submit again",
+                hint="commit and `git push origin HEAD`, then submit again",
             )
         return sha
 
@@ -274,7 +274,7 @@ class MirrorStore:
                 f"{repository.identity} has no commit '{commit}' (fetched from "
                 f"{self._remote(repository.identity, repository.clone_url).url.address}){other}.",
                 field="commit_sha",
-                hint="if it exists on your machine, `git push` it; a commit must be on a branch or tag",
+                hint="if it exists on your machine, push a branch with it: `git push origin HEAD`",
             )
         return commits[0]
 
@@ -289,7 +289,7 @@ class MirrorStore:
             + (f"; did you mean {' or '.join(near)}?" if near else f"; it has {', '.join(shown) or 'none'}."),
             field="branch",
             suggestion=near[0] if near else None,
-            hint="if it exists on your machine, `git push` it",
+            hint=f"if it exists on your machine: `git push origin {branch[:200]}`",
         )
 
     def _remote(self, identity: str, clone_url: str) -> Remote:

@@ -36,7 +36,7 @@ from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbDataset, DbRepository, DbRollout, DbRun, DbUser, new_id
-from osmosis_ai.platform.gitsync.git import GitError
+from osmosis_ai.platform.gitsync.git import GitError, parse_clone_url
 from osmosis_ai.platform.gitsync.mirror import MirrorStore, RevisionError
 from osmosis_ai.platform.isolation import isolation_problem
 from osmosis_ai.platform.machines import Machine, needs_key
@@ -280,15 +280,18 @@ class RunSubmitter:
 
     def _check_rollout(self, repository: DbRepository, sha: str, rollout: str, entrypoint: str) -> None:
         names = [entry.name for entry in self._mirrors.list_rollouts(repository, sha)]
-        where = f"in {repository.identity} at {sha[:12]}"
+        source = parse_clone_url(repository.clone_url)
+        is_checkout = source.transport == "file" and (Path(source.address) / ".git").exists()
+        push = "" if is_checkout else " and `git push origin HEAD`"
+        where = f"in {repository.identity} at {sha[:12]}; commit it{push}"
         if rollout not in names:
-            problem = f"there is no directory rollouts/{rollout}/ {where}; commit it and `git push`"
+            problem = f"there is no directory rollouts/{rollout}/ {where}"
             raise rejected([Issue("experiment.rollout", problem, suggestion=closest(rollout, names))])
         path = posixpath.normpath(f"rollouts/{rollout}/{entrypoint}")
         try:
             self._mirrors.read_file(repository, sha, path)
         except NotFoundError:
-            problem = f"there is no file {path} {where}; commit it and `git push`"
+            problem = f"there is no file {path} {where}"
             raise rejected([Issue("experiment.entrypoint", problem)]) from None
 
 

@@ -599,7 +599,7 @@ def check_pinned_commit(root: Path, commit_sha: str, git: GitIdentity) -> str | 
             raise OsmosisError(
                 f"Commit {commit_sha} is in this clone but not pushed to {git.identity}.",
                 details=details,
-                hint="push it: git push",
+                hint="push a branch with it: git push origin HEAD",
             )
         raise OsmosisError(
             f"Commit {commit_sha} is neither in this clone nor in {git.identity}.",

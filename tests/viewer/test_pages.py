@@ -161,8 +161,8 @@ def test_run_page(pages: TestClient) -> None:
     text = page_text(pages.get("/evals/calm-fern-1"))
     shown = tiles_of(text)
     assert shown["Scored"] == "8 of 12 planned" and shown["Pass rate"].endswith("%")
-    assert "Pass rate (reward &gt;= 1.0, scored attempts only)" in text
-    assert "8 scored attempts of 5 rows" in text
+    assert "Pass rate (reward &gt;= 1.0)" in text
+    assert "mean over 5 rows, 8 scored attempts" in text
     assert "korn-graubard" in text
     assert "/evals/calm-fern-1/samples/1.1?outcome=failed&amp;boundary=agent&amp;category=crash" in text
     assert "/evals/calm-fern-1/samples?row=0" in text

@@ -112,12 +112,12 @@ def number_lines(estimates: Estimates) -> Iterator[NumberLine]:
     reward, rate = estimates.reward, estimates.pass_rate
     if reward is not None:
         value, interval = numbers.number(reward.value), numbers.interval(reward)
-        over = f"{amount(reward.n, 'scored attempt')} of {amount(reward.clusters, 'row')}"
+        over = f"mean over {amount(reward.clusters, 'row')}, {amount(reward.n, 'scored attempt')}"
         yield NumberLine("Reward", value, interval, over, reward.method or "", is_result=True)
     rates = []
     if rate is not None:
-        over = f"{amount(rate.n, 'attempt')} of {amount(rate.clusters, 'row')}"
-        rates.append((f"Pass rate ({pass_rule(estimates.pass_threshold)})", rate, over))
+        over = f"mean over {amount(rate.clusters, 'row')}, {amount(rate.n, 'scored attempt')}"
+        rates.append((f"Pass rate (reward >= {float(estimates.pass_threshold)})", rate, over))
     for k, each in estimates.pass_at_k.items():
         rates.append((f"pass@{k}", each, f"{amount(each.clusters, 'row')} with {k} or more scored attempts"))
     for k, each in estimates.pass_hat_k.items():
@@ -170,7 +170,7 @@ def sample_counts(estimates: Estimates, rows: RowsDrawn | None) -> Iterator[tupl
         "Rows": rows and rows.words,
         "Scored": f"{counts.scored:,} of {counts.planned:,} planned",
         "Pending": counts.pending and pending,
-        "Unscored": counts.unscored and format_counts(counts.unscored),
+        "Unscored, by code": counts.unscored and format_counts(counts.unscored),
         "Failed, by source": failed and format_counts(failed),
         "  infrastructure failures": failed and f"{counts.infrastructure_failures:,}",
         "Skipped by the grader": counts.skipped and f"{counts.skipped:,}",

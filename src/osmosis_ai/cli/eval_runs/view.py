@@ -136,10 +136,14 @@ def _main_numbers(estimates: Estimates) -> Iterator[str]:
     ):
         rates += [(f"pass{sign}{k}", each, meaning.format(k)) for k, each in [*found.items()][-1:] if k > 1]
     for label, each, meaning in rates:
-        value = formats.percent(each.value) if each is not None else "unknown"
-        yield _number(label, value, formats.interval(each, percent=True) if each is not None else "", meaning)
+        if each is None:
+            yield _number(label, "unknown", "", meaning)
+        else:
+            meaning = f"mean over {amount(each.clusters, 'row')}: {meaning}"
+            yield _number(label, formats.percent(each.value), formats.interval(each, percent=True), meaning)
     if reward is not None and rate is not None and reward.value != rate.value:
-        yield _number("Reward", formats.number(reward.value), formats.interval(reward), "mean over rows")
+        meaning = f"mean over {amount(reward.clusters, 'row')}"
+        yield _number("Reward", formats.number(reward.value), formats.interval(reward), meaning)
     spent = []
     if (latency := estimates.latency.rollout_ms) is not None:
         p50, p95 = (formats.duration(each / 1000) for each in (latency.p50, latency.p95))
@@ -163,10 +167,7 @@ def _circumstances(
     estimates: Estimates, rows: RowsDrawn | None, more: Sequence[tuple[str, str]]
 ) -> Iterator[str]:
     """Yield what limits the numbers: rows, failures, unfinished attempts, warnings, rows with mixed outcomes."""
-    counts = estimates.counts
-    hidden = {"Scored", "Bottleneck", "  infrastructure failures"}
-    if sum(counts.unscored.values()) == sum(counts.failed_by_boundary.values()):
-        hidden.add("Unscored")
+    hidden = ("Scored", "Bottleneck", "  infrastructure failures")
     for label, text in [*run_numbers.sample_counts(estimates, rows), *more]:
         if label not in hidden:
             yield f"  {label:<26}{text}"
@@ -665,7 +666,8 @@ def local_info(directory: Path, output: str | None, columns: Sequence[str]) -> D
         steps.append(("fetch the attempts", fetching(directory, "trajectories")))
     else:
         steps.append(("browse attempts and conversations", f"osmosis view {shown}"))
-        steps.append(("all metrics and provenance", f"osmosis eval info {shown} --verbose"))
+        if not current().verbose:
+            steps.append(("all metrics and provenance", f"osmosis eval info {shown} --verbose"))
     headline = entry.headline
     blocks: list[Block] = []
     if estimates is not None:

@@ -96,7 +96,7 @@ def test_watch(maze: Maze) -> None:
         "amber-otter-42: 5/10 attempts (50%) 4 of 8 scored attempts pass · mean reward 0.375" in outcome.err
     )
     assert outcome.out.startswith("Evaluation run finished: amber-otter-42\n")
-    assert "reward ≥ 1.0, 8 attempts scored, 1 failed\n" in outcome.out
+    assert "mean over 5 rows: reward ≥ 1.0, 8 attempts scored, 1 failed\n" in outcome.out
     assert "  Rows                      first 5 of 50 rows\n" in outcome.out
 
 
@@ -135,7 +135,10 @@ def test_watch_ctrl_c(maze: Maze) -> None:
     maze.get("/eval-runs/amber").mock(side_effect=interrupt)
     outcome = maze.osmosis("eval", "watch", "amber", "--plain")
     assert outcome.status == 130
-    assert "The run continues; follow it again with: osmosis eval watch amber" in outcome.err
+    said = "The run continues. Follow it: osmosis eval watch amber; stop it: osmosis eval stop amber"
+    assert said in outcome.err
+    warned = maze.osmosis("eval", "watch", "amber", "--json")
+    assert warned.status == 130 and json.loads(warned.err)["warning"]["message"] == said
 
 
 def test_watch_web_page_instead_of_reply(maze: Maze) -> None:

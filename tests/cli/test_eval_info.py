@@ -57,7 +57,9 @@ def test_info_plain_and_saved_metrics(maze: Maze, store: BlobServer) -> None:
     listed = [{"path": "metrics.json", "size": len(METRICS_FILE)}]
     offer_files(maze, store, "/eval-runs/er_8/samples", listed)
     short = maze.osmosis("eval", "info", "amber-otter-42", "--plain").out
-    assert "  Pass rate     50.0%        30.0–70.0%     reward ≥ 1.0, 8 attempts scored, 1 failed\n" in short
+    meaning = "mean over 5 rows: reward ≥ 1.0, 8 attempts scored, 1 failed"
+    assert f"  Pass rate     50.0%        30.0–70.0%     {meaning}\n" in short
+    assert "  Unscored, by code         1: 1 exception\n" in short
     plain = maze.osmosis("eval", "info", "amber-otter-42", "--plain", "--verbose").out
     assert "Result: pass rate 50.0% (30.0–70.0%) (reward >= 1.0, scored attempts only)" in plain
     assert "Secrets: OTHER (workspace), SEARCH_KEY (personal, overrides workspace)" in plain
@@ -105,7 +107,7 @@ def test_info_numbers_of_a_newer_release(maze: Maze) -> None:
     maze.get("/eval-runs/er_8/metrics").respond(json={**METRICS, "estimates": newer})
     plain = maze.osmosis("eval", "info", "x", "--plain", "--verbose").out
     assert "Result: pass rate 50.0% (30.0–70.0%) (reward >= 1.0, scored attempts only)" in plain
-    assert "Unscored\t1: 1 exception" in plain and "Bottleneck" not in plain
+    assert "Unscored, by code\t1: 1 exception" in plain and "Bottleneck" not in plain
 
 
 @pytest.mark.parametrize(
@@ -169,6 +171,19 @@ def test_list_without_origin_or_login(maze: Maze, local: Path, missing: str) -> 
     assert line.startswith("good\t[finished]\t") and line.endswith("\t(this machine)")
 
 
+@pytest.mark.parametrize("missing", ["login", "origin"])
+def test_hint_about_an_unknown_run(maze: Maze, local: Path, missing: str) -> None:
+    if missing == "login":
+        maze.patch.setenv("OSMOSIS_PLATFORM_URL", "https://elsewhere.example")
+    else:
+        git(maze.workspace.root, "remote", "remove", "origin")
+    platform = "; to see a platform's runs: osmosis login" if missing == "login" else ""
+    for verb in ("show", "export", "info", "watch", "logs"):
+        error = maze.osmosis("eval", verb, "unheard-of", "--json").error
+        assert (error["code"], error["message"]) == ("NOT_FOUND", "Run 'unheard-of' not found.")
+        assert error["hint"] == f"latest local runs: good; all: osmosis eval list{platform}"
+
+
 def test_list_plain_with_local_runs(maze: Maze, local: Path) -> None:
     write_run(maze.workspace.evals_dir / "fine", [[1.0], [0.0]])
     maze.get("/eval-runs").respond(json={"eval_runs": [ROW]})
@@ -206,6 +221,11 @@ def test_info_local_before_platform(maze: Maze, local: Path) -> None:
     refused = maze.osmosis("eval", "info", "nosuch").err
     assert "neither on this machine nor on the platform" in refused
     assert "hint: `osmosis eval list` lists all runs" in refused
+
+
+def test_next_commands_of_a_local_run(maze: Maze, local: Path) -> None:
+    assert "osmosis eval info .osmosis/evals/good --verbose" in maze.osmosis("eval", "info", "good").out
+    assert "eval info" not in maze.osmosis("eval", "info", "good", "--verbose").out
 
 
 def test_list_damaged_run(maze: Maze, local: Path) -> None:

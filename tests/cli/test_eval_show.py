@@ -11,6 +11,7 @@ from tests.cli.eval_replies import DETAIL, run
 from tests.cli.maze import Maze
 from tests.cli.trained_runs import trajectory
 from tests.decisions.builders import write_journalled_run
+from tests.workspace.builders import git
 
 DIGESTS = ["a" * 32, "b" * 32]
 
@@ -81,7 +82,24 @@ def test_platform_command_with_a_local_run(maze: Maze) -> None:
         error = maze.osmosis("eval", *words[:-1] if words[0] == "download" else words, "--json").error
         assert error["code"] == "NOT_FOUND"
         assert error["message"] == "Run 'fern' is on this machine, not on the platform."
-        assert str(maze.workspace.evals_dir / "fern") in error["hint"]
+        assert str(maze.workspace.evals_dir / "fern") in error["hint"] and "Ctrl-C stops it" in error["hint"]
+
+
+@pytest.mark.parametrize("missing", ["run", "login", "origin"])
+def test_platform_command_with_a_run_called_local(maze: Maze, missing: str) -> None:
+    if missing == "login":
+        maze.patch.setenv("OSMOSIS_PLATFORM_URL", "https://elsewhere.example")
+    elif missing == "origin":
+        git(maze.workspace.root, "remote", "remove", "origin")
+    for path in ("/eval-runs/local:fern/stop", "/eval-runs/local:fern"):
+        unknown = {"error": "there is no evaluation run 'local:fern'; see `osmosis eval list`."}
+        maze.router.route(path=f"/api/cli{path}").respond(404, json=unknown)
+    for verb in ("stop", "delete", "retry", "resubmit", "download"):
+        words = (verb, "local:fern", *(["--yes"] if verb in ("stop", "delete") else []))
+        error = maze.osmosis("eval", *words, "--json").error
+        assert error["message"] == "Run 'fern' is on this machine, not on the platform."
+        plain = maze.osmosis("eval", verb, "fern", "--json").error if missing != "run" else error
+        assert plain["message"].startswith("Run 'fern' is on this machine, ")
 
 
 def test_side_by_side(maze: Maze) -> None:

@@ -110,6 +110,14 @@ def test_platform_errors(maze: Maze) -> None:
     assert (outcome.status, route.call_count) == (1, 1)
     assert "the request may have succeeded" in outcome.err
 
+    def interrupt(_request: httpx.Request) -> httpx.Response:
+        raise KeyboardInterrupt
+
+    route.side_effect = interrupt
+    interrupted = submit(maze, "--yes", "--watch")
+    assert interrupted.status == 130
+    assert "The evaluation run may have been submitted: osmosis eval list shows it." in interrupted.err
+
     refusal = {"error": "there is no dataset 'maze-walks'", "dry_run": True}
     maze.post("/eval-runs/check").respond(404, json=refusal)
     error = submit_json(maze).error

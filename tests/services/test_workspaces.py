@@ -161,6 +161,8 @@ def test_order_of_problems(tmp_path: Path) -> None:
     refusal = _refusal(root / "inner")
     assert (refusal.code, "`origin`" in refusal.message) == ("VALIDATION", True)
     assert refusal.hint == f"git -C {root / 'inner'} remote add origin URL"
+    git(root / "inner", "remote", "add", "upstream", "https://example.com/fern/maze.git")
+    assert _refusal(root / "inner").hint == f"git -C {root / 'inner'} remote rename upstream origin"
     git(root / "inner", "remote", "add", "origin", "https://github.com/only-an-owner")
     assert "exactly one GitHub repository" in _refusal(root / "inner").message
     git(root / "inner", "remote", "set-url", "origin", "https://github.com/fern/maze")

@@ -267,6 +267,7 @@ def download(
     from osmosis_ai.services.runs.download import BENCHMARK_FILES
 
     return download_run(
+        run,
         BENCHMARK_FILES,
         lambda client: benchmarks.get_run(client, run).benchmark_run,
         operation="benchmark.download",

@@ -21,11 +21,11 @@ T = TypeVar("T", bound="WireModel")
 
 
 @contextmanager
-def platform_context() -> Iterator[PlatformContext]:
+def platform_context(run: str | None = None) -> Iterator[PlatformContext]:
     """Open the context of a command about a workspace; see :func:`osmosis_ai.services.context.open_context`."""
     from osmosis_ai.services.context import open_context
 
-    with open_context(warn=current().warn) as context:
+    with open_context(run=run, warn=current().warn) as context:
         yield context
 
 

@@ -122,7 +122,7 @@ _SAID = {
 
 
 def show_progress(looks: Iterable[Look], standing: Callable[[Look], RunStanding], *, again: str) -> None:
-    """Show a run until it ends: a spinner while it waits, then a bar."""
+    """Show a run until it ends: a spinner while it waits, then a bar. ``again`` tells how to return to it."""
     output = current()
     bar: Progress | None = None
     said: object = ""
@@ -155,7 +155,7 @@ def show_progress(looks: Iterable[Look], standing: Callable[[Look], RunStanding]
                     elif now.said:
                         output.note(now.said)
     except KeyboardInterrupt:
-        output.note(f"The run continues; follow it again with: {again}")
+        output.warn(f"The run continues. {again}", code="RUN_CONTINUES")
         raise
 
 
@@ -310,7 +310,7 @@ class RunView(Generic[DescribedT]):
         also: Callable[[DescribedT], Mapping[str, Any]] = lambda _: {},
     ) -> DetailResult:
         """Show a run; its metrics go to a file for people, or if ``output`` is given."""
-        with platform_context() as context:
+        with platform_context(name) as context:
             with current().status(f"Fetching {NOUNS[self.kind]} run"):
                 described = self.describe(context.client, name)
                 path, problem = None, None
@@ -330,7 +330,7 @@ class RunView(Generic[DescribedT]):
         if follow:
             require_no_cursor(cursor)
             return stream_result(self._lines(name, limit, level))
-        with platform_context() as context, current().status("Fetching logs"):
+        with platform_context(name) as context, current().status("Fetching logs"):
             page, looked_through = log_page(
                 context.client, self.kind, name, limit=limit, cursor=cursor, level=level
             )
@@ -340,7 +340,7 @@ class RunView(Generic[DescribedT]):
     def stop(self, name: str, *, yes: bool) -> OperationResult:
         """Ask, and stop a run; one that has ended by itself is left unchanged."""
         output, noun = current(), NOUNS[self.kind]
-        with platform_context() as context:
+        with platform_context(name) as context:
             output.confirm(f'Stop {noun} run "{name}"?', yes=yes, default=False, summary={"Run": name})
             with output.status(f"Stopping {noun} run"):
                 ended, is_stopping = stop_run(context.client, self.kind, name)
@@ -358,7 +358,7 @@ class RunView(Generic[DescribedT]):
     def delete(self, name: str, *, yes: bool) -> OperationResult:
         """Ask, and delete a run that has ended."""
         output, noun = current(), NOUNS[self.kind]
-        with platform_context() as context:
+        with platform_context(name) as context:
             with output.status("Looking it up"):
                 run, adapters = find_deletable_run(context.client, self.kind, name)
             shown = run.name or run.id
@@ -376,7 +376,7 @@ class RunView(Generic[DescribedT]):
             )
 
     def watch(self, name: str) -> OperationResult:
-        with platform_context() as context:
+        with platform_context(name) as context:
             described = self._follow(context.client, name)
             own = {"id": described.run.id, "name": described.run.name}
             return self._ended(described, "watch", {**own, **described.outcome(), **context.resource()})
@@ -426,8 +426,7 @@ class RunView(Generic[DescribedT]):
             if check:
                 return _check(context, submission)
             plan.confirm(yes=yes)
-            with output.status(f"Submitting {noun} run"):
-                run = submits.post_run(context.client, kind, submission.body)
+            run = self._post(context.client, submission.body)
             resource = {
                 **run_again_fields(run),
                 "model_name": experiment.model_path,
@@ -441,7 +440,7 @@ class RunView(Generic[DescribedT]):
 
     def resubmit(self, name: str, *, watch: bool, secrets_file: str | None, yes: bool) -> OperationResult:
         output, kind, noun = current(), self.kind, NOUNS[self.kind]
-        with platform_context() as context:
+        with platform_context(name) as context:
             values = read_secrets_file(secrets_file) if secrets_file else {}
             with output.status("Checking for changes"):
                 prepared = submits.prepare_resubmit(context, kind, name, values)
@@ -466,8 +465,7 @@ class RunView(Generic[DescribedT]):
                 summary={change.label: change.words for change in prepared.changes},
                 warnings=prepared.warnings,
             )
-            with output.status(f"Submitting {noun} run"):
-                made = submits.post_run(context.client, kind, prepared.body)
+            made = self._post(context.client, prepared.body)
             resource = {
                 **run_again_fields(made),
                 "resubmit_of": {"id": prepared.run.id, "name": prepared.name},
@@ -477,6 +475,15 @@ class RunView(Generic[DescribedT]):
             message = f"{noun.title()} run submitted: {made.name}, with the config of {prepared.name}"
             result = self._submitted("resubmit", made, message, resource, url=None)
             return self.submitted(context.client, made, result, watch=watch)
+
+    def _post(self, client: PlatformClient, body: submits.Body) -> SubmittedRun:
+        output, noun = current(), NOUNS[self.kind]
+        try:
+            with output.status(f"Submitting {noun} run"):
+                return submits.post_run(client, self.kind, body)
+        except KeyboardInterrupt:
+            output.warn(f"The {noun} run may have been submitted: osmosis {self.kind} list shows it.")
+            raise
 
     def _submitted(
         self, verb: str, run: SubmittedRun, message: str, resource: Mapping[str, Any], *, url: str | None
@@ -507,7 +514,9 @@ class RunView(Generic[DescribedT]):
 
     def _follow(self, client: PlatformClient, name: str, *, called: str | None = None) -> DescribedT:
         looks = watch_run(self.look(client, name), pause=pause, tell=current().note)
-        show_progress(looks, self.standing, again=f"osmosis {self.kind} watch {quote(called or name)}")
+        shown = quote(called or name)
+        again = f"Follow it: osmosis {self.kind} watch {shown}; stop it: osmosis {self.kind} stop {shown}"
+        show_progress(looks, self.standing, again=again)
         return self.describe(client, name)
 
     def _ended(
@@ -530,7 +539,7 @@ class RunView(Generic[DescribedT]):
         )
 
     def _lines(self, name: str, first: int, level: str | None) -> Iterator[LogEntry]:
-        with platform_context() as context:
+        with platform_context(name) as context:
             yield from follow_run_log(
                 context.client, self.kind, name, first=first, pause=pause, tell=current().note, level=level
             )
@@ -690,6 +699,7 @@ _SHOWN_FAILURES = 20
 
 
 def download_run(
+    run: str,
     layout: FileLayout,
     find: Callable[[PlatformClient], Run],
     *,
@@ -702,7 +712,7 @@ def download_run(
 ) -> OperationResult:
     """Download the files of a run, asking before a large download."""
     asked = parse_types(types, layout)
-    with platform_context() as context:
+    with platform_context(run) as context:
         outcome = fetch_files(
             context,
             lambda client: (find(client), asked),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from osmosis_ai.api.client import DEFAULT_TIMEOUT_S, PlatformClient
@@ -19,7 +20,7 @@ from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.services.names import explain_local_run, suggestion
-from osmosis_ai.workspace.git import read_origin
+from osmosis_ai.workspace.git import read_origin, run_git
 from osmosis_ai.workspace.layout import WorkspaceDirectory, find_workspace
 
 Warn = Callable[[str, "str | None"], None]
@@ -65,10 +66,12 @@ def find_checkout(start: Path | None = None, *, require_scaffold: bool = True) -
     workspace = find_workspace(start, require_scaffold=require_scaffold)
     origin = read_origin(workspace.root)
     if origin is None:
+        others = run_git(["remote"], cwd=workspace.root).stdout.split()
+        fix = f"rename {others[0]} origin" if len(others) == 1 else "add origin URL"
         raise OsmosisError(
             f"{workspace.root} has no Git remote `origin`, by which a platform knows the repository.",
             details={"workspace_directory": str(workspace.root)},
-            hint=f"git -C {workspace.root} remote add origin URL",
+            hint=f"git -C {quote(str(workspace.root))} remote {fix}",
         )
     return Checkout(workspace, identify_origin(origin, base=workspace.root))
 
@@ -83,18 +86,33 @@ def find_checkout_if_any(start: Path | None = None) -> Checkout | None:
 
 @contextmanager
 def open_context(
-    start: Path | None = None, *, require_scaffold: bool = True, warn: Warn = log_warning
+    start: Path | None = None,
+    *,
+    require_scaffold: bool = True,
+    run: str | None = None,
+    warn: Warn = log_warning,
 ) -> Iterator[PlatformContext]:
-    """Check a workspace command's prerequisites, as :func:`find_checkout`, and open a connection while it runs."""
-    checkout = find_checkout(start, require_scaffold=require_scaffold)
-    credentials = require_credentials()
-    with open_client(checkout, credentials, warn=warn) as client:
+    """Check a workspace command's prerequisites, as :func:`find_checkout`, and open a connection while it runs.
+
+    ``run`` is the platform's run that the command is about.
+    """
+    try:
+        checkout = find_checkout(start, require_scaffold=require_scaffold)
+        credentials = require_credentials()
+    except OsmosisError as error:
+        explain_local_run(error, run)
+        raise
+    with open_client(checkout, credentials, run=run, warn=warn) as client:
         yield PlatformContext(checkout.workspace, checkout.git, credentials, client)
 
 
 @contextmanager
 def open_client(
-    checkout: Checkout | None, credentials: Credentials | None = None, *, warn: Warn = log_warning
+    checkout: Checkout | None,
+    credentials: Credentials | None = None,
+    *,
+    run: str | None = None,
+    warn: Warn = log_warning,
 ) -> Iterator[PlatformClient]:
     """Open a connection to the platform and add hints to its errors.
 
@@ -117,7 +135,7 @@ def open_client(
             elif (
                 error.status == 404
                 and error.path is not None
-                and not explain_local_run(error)
+                and not explain_local_run(error, run)
                 and not suggests
             ):
                 error.hint = suggestion(client, error.path)

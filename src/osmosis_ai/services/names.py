@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from shlex import quote
@@ -10,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote
 
 from osmosis_ai.api.client import PlatformClient
-from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.models.base import Page
 from osmosis_ai.api.models.benchmarks import BenchmarkList, BenchmarkRunList
 from osmosis_ai.api.models.datasets import DatasetList
@@ -69,20 +67,25 @@ def similar_names(client: PlatformClient, name: str, *kinds: Kind) -> list[str]:
     return get_close_matches(name, known, n=_SUGGESTED, cutoff=_LIKENESS)
 
 
-def explain_local_run(error: PlatformError) -> bool:
+def explain_local_run(error: OsmosisError, run: str | None) -> bool:
     """Explain an error about an evaluation run that is only on this machine; return whether it is."""
     from osmosis_ai.evaluation.manifest import Manifest
 
-    found = re.fullmatch(rf"{_LISTS['eval'].path}/([^/]+)(/stop|/logs)?", error.path or "")
-    if found is None or not can_be_path(name := unquote(found[1])):
+    name = (run or "").removeprefix("local:")
+    if not name or not can_be_path(name):
         return False
     try:
         directory = find_workspace(require_scaffold=False).evals_dir / name
         Manifest.load(directory / "manifest.json")
     except (OSError, OsmosisError):
         return False
-    error.message = f"Run '{name}' is on this machine, not on the platform."
-    error.hint = f"its files are in {directory}; `osmosis eval info {quote(name)}` shows its state and the next commands"
+    # Without a login, a platform may have a run of this name, too.
+    lost = error.code == "AUTH_REQUIRED" and name == run
+    place = "and you are not logged in to a platform" if lost else "not on the platform"
+    error.message = f"Run '{name}' is on this machine, {place}."
+    error.hint = (
+        f"Ctrl-C stops it where it runs; its files are in {directory}; see `osmosis eval info {quote(name)}`"
+    )
     return True
 
 

@@ -365,7 +365,7 @@ def _watch_local(run: str, directory: Path) -> OperationResult:
     watcher = RunWatcher(directory)
     if not watcher.look().ended:
         looks = watch_run(watcher.look, pause=runs.pause, tell=current().note)
-        runs.show_progress(looks, standing, again=f"osmosis eval watch {quote(run)}")
+        runs.show_progress(looks, standing, again=f"Follow it: osmosis eval watch {quote(run)}")
     seen = watcher.look()
     progress, metrics = seen.progress, seen.metrics or {}
     finished, pending = seen.status == "finished", progress.total - progress.completed
@@ -465,6 +465,7 @@ def download(
     from osmosis_ai.services.runs.lifecycle import get_evaluation
 
     return download_run(
+        run,
         EVAL_FILES,
         lambda client: get_evaluation(client, run).run,
         operation="eval.download",
@@ -503,7 +504,7 @@ def retry(
 
     budget = options.parse_budget(max_cost, max_tokens, None)
     output = current()
-    with platform_context() as context:
+    with platform_context(run) as context:
         values = read_secrets_file(secrets_file) if secrets_file else {}
         with output.status("Asking the platform"):
             planned = plan_retry(

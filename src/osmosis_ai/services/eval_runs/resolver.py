@@ -275,7 +275,7 @@ def _missing(reference: str, word: str, names: Sequence[str] | None = None) -> N
     message = f"There is no run in '{given}'." if is_directory else message
     near = get_close_matches(given.name, names, n=3, cutoff=0.0 if is_directory else 0.5)
     hint = None if _is_path(word) else "start one with `osmosis eval run`"
-    hint = f"latest local runs: {', '.join(names[:5])}" if names else hint
+    hint = f"latest local runs: {', '.join(names[:5])}; all: osmosis eval list" if names else hint
     return NotFoundError(
         message,
         details={"reference": reference, "nearest": near},
@@ -339,8 +339,10 @@ def run_not_found(run: str, missing: NotFoundError, error: OsmosisError) -> Osmo
     platform_code = getattr(error, "platform_code", None)
     near = missing.hint if missing.details.get("nearest") or run.startswith(GIT) else None
     if error.code in ("AUTH_REQUIRED", "VALIDATION") and getattr(error, "status", None) is None:
-        hint = near or "log in to see the runs of a platform: osmosis login"
-        return NotFoundError(missing.message, details=missing.details, hint=hint)
+        # Without a Git origin, no platform has runs of this workspace.
+        if error.code == "AUTH_REQUIRED" and near is None:
+            missing.hint = f"{missing.hint}; to see a platform's runs: osmosis login"
+        return missing
     if error.code == "NOT_FOUND" and not (platform_code or "").startswith("GIT_"):
         suggested = getattr(error, "body", {}).get("suggestion")
         if isinstance(suggested, str) and suggested:

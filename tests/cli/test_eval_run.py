@@ -344,6 +344,7 @@ def test_key_and_address_from_different_sources(
     error = cli("eval", "run", CONFIG, "--yes", "--json", *options).error
     conflict = REMOTE in env_file
     assert error["code"] == ("CONFLICT" if conflict else "INTERACTIVE_REQUIRED")
+    assert conflict or error["details"]["flags"] == ["--secrets-file"]
     assert message in error["message"] + str(error.get("details"))
 
 

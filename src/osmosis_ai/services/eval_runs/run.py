@@ -217,7 +217,7 @@ def find_secret_values(
     if missing and ask is None:
         raise InteractiveRequiredError(
             f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set (required by [secrets].required).",
-            details={"missing": missing},
+            details={"missing": missing, "flags": ["--secrets-file"]},
             hint=f"export {missing[0]}=…, or pass '--secrets-file'; secrets stored on a platform are not used here",
         )
     if ask is not None:

@@ -75,6 +75,12 @@ def save_login(url: str = FERN, **changes: Any) -> CredentialStore:
     return store
 
 
+def saved_token(url: str = FERN) -> str | None:
+    """Return the token that is saved for a platform."""
+    found = CredentialStore().load(url)
+    return found.token if found else None
+
+
 def use_platform(monkeypatch: pytest.MonkeyPatch, url: str = FERN) -> None:
     """Make ``url`` the active platform, and retry calls without a pause."""
     monkeypatch.setenv("OSMOSIS_PLATFORM_URL", url)

@@ -159,6 +159,66 @@ def test_conflicting_options(cli: Cli, options: tuple[str, ...], tmp_path: Path)
     assert not (tmp_path / "d").exists()
 
 
+@pytest.fixture
+def terminals(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The terminals of demos, which end at their first command."""
+    seen: list[Any] = []
+
+    def watch(terminal: Any, words: Sequence[str]) -> Any:
+        seen.append(terminal)
+        raise terminal.failure("the demo ends here", 1)
+
+    monkeypatch.setattr("osmosis_ai.services.demo._Terminal.watch", watch)
+    return seen
+
+
+def test_demo_directory(cli: Cli, home: Path, tmp_path: Path, terminals: list[Any]) -> None:
+    cli("demo", "--local", "--plain")
+    root = terminals[0].scratch.root
+    assert not root.is_relative_to(home) and list(home.iterdir()) == []
+    cli("demo", "--local", "--plain", "--keep-dir", str(tmp_path / "new" / "place"))
+    assert (tmp_path / "new/place/workspace/configs/eval/multiply.toml").is_file()
+    (tmp_path / "mine.txt").write_text("precious")
+    refused = cli("demo", "--local", "--plain", "--keep-dir", str(tmp_path))
+    assert refused.status == 1 and "is not an empty directory" in refused.err
+    assert len(terminals) == 2
+
+
+def test_demo_environment(cli: Cli, monkeypatch: pytest.MonkeyPatch, terminals: list[Any]) -> None:
+    left_out = {
+        "OSMOSIS_TOKEN": "t",
+        "OSMOSIS_PLATFORM_URL": "https://a.example",
+        "GIT_DIR": "/elsewhere/.git",
+    }
+    for name, value in {**left_out, "OSMOSIS_DEBUG": "1"}.items():
+        monkeypatch.setenv(name, value)
+    cli("demo", "--local", "--plain")
+    environment = terminals[0].env
+    assert (environment["PATH"], environment["OSMOSIS_DEBUG"]) == (os.environ["PATH"], "1")
+    assert not left_out.keys() & environment
+    assert environment["GIT_CONFIG_GLOBAL"] == "/dev/null"
+    for name in ("OSMOSIS_CONFIG_DIR", "OSMOSIS_CACHE_DIR", "OSMOSIS_HOME", "OSMOSIS_ENV_FILE"):
+        assert Path(environment[name]).is_relative_to(terminals[0].scratch.root)
+
+
+@pytest.mark.e2e
+def test_failing_platform_ends_the_demo(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from osmosis_ai.services import demo
+
+    copy = demo.copy_sample_workspace
+
+    def copy_and_damage(workspace: Path) -> None:
+        copy(workspace)
+        (tmp_path / "demo/data").mkdir(exist_ok=True)
+        (tmp_path / "demo/data/platform.db").write_text("no database")
+
+    monkeypatch.setattr(demo, "copy_sample_workspace", copy_and_damage)
+    failed = cli("demo", "--plain", "--keep", "--keep-dir", str(tmp_path / "demo"))
+    assert failed.status == 1 and "Error: `osmosis platform start` failed: " in failed.err
+    assert "osmosis demo --local" in failed.err
+    assert processes_with(str(tmp_path)) == []
+
+
 def test_unscored_attempts_exit_with_1(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rewards: list[float | None] = [1.0, None]
 

@@ -17,7 +17,7 @@ from tests.cli.train_replies import DETAIL as TRAINING
 NOT_FOUND = {"error": "there is none"}
 LOST = httpx.ReadTimeout("late")
 
-DELETION = {"X-Osmosis-Capabilities": "deletion"}
+DELETION = {"X-Osmosis-Capabilities": "something-newer,deletion , eval-imports"}
 DATASET: dict[str, Any] = {"id": "ds_31", "file_name": "maze walks", "row_count": 1200, "file_size": 1536}
 DELETABLE = {
     ("dataset", "maze walks"): ("/datasets/ds_31", "dataset 'maze walks'"),

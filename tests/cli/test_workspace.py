@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from osmosis_ai.workspace.layout import WorkspaceDirectory
 from tests.cli.conftest import Cli
 from tests.cli.golden_accounts import LAB
 from tests.cli.maze import Maze
-from tests.logins import VERIFIED
+from tests.cli.outcome import Outcome
+from tests.logins import FERN, IDENTITY, NOT_CONNECTED, VERIFIED, save_login, use_platform
 from tests.workspace.builders import (
     MINIMAL_EVAL,
     MINIMAL_TRAINING,
@@ -23,16 +25,134 @@ from tests.workspace.builders import (
     write_config,
 )
 
+LOST = {"id": "ws_2", "name": "Moss", "connected_repo": None, "role": None, "extra": 1}
 
-def test_switch(maze: Maze) -> None:
-    maze.get("/workspaces").respond(json={"workspaces": [LAB, {"id": "ws_2", "name": "moss"}]})
+
+@pytest.fixture
+def member(maze: Maze) -> Maze:
+    """A member of fern-lab, whose repository is this one, and of Moss, which has none."""
+    maze.get("/workspaces").respond(json={"workspaces": [LAB, LOST]})
     maze.get("/verify").respond(json=VERIFIED)
-    switch = ("workspace", "switch", "fern-lab", "--json")
-    assert maze.osmosis(*switch).json["status"] == "noop"
-    maze.patch.chdir(maze.workspace.root.parent)
-    envelope = maze.osmosis(*switch).json
-    assert (envelope["operation"], envelope["status"]) == ("workspace.switch", "success")
-    assert envelope["resource"]["workspace_directory"] == str(maze.workspace.root)
+    return maze
+
+
+def switch(maze: Maze, name: str) -> Outcome:
+    return maze.osmosis("workspace", "switch", name, "--json")
+
+
+def test_switch(member: Maze) -> None:
+    outside, root = member.workspace.root.parent, member.workspace.root
+    member.patch.chdir(outside)
+    assert switch(member, "fern-lab").error["hint"].startswith("git clone")
+    member.patch.chdir(root)
+    assert member.osmosis("workspace", "current", "--json").status == 0
+    assert switch(member, "fern-lab").json["status"] == "noop"
+    member.patch.chdir(outside)
+    for name in ("fern-lab", "ws_1", "FERN-LAB"):
+        envelope = switch(member, name).json
+        assert (envelope["operation"], envelope["status"]) == ("workspace.switch", "success")
+        assert envelope["resource"]["workspace_directory"] == str(root)
+
+
+def test_switch_to_unknown_workspace(member: Maze) -> None:
+    error = switch(member, "fernlab").error
+    assert (error["code"], error["details"]["workspaces"]) == ("NOT_FOUND", ["fern-lab", "Moss"])
+    assert "Did you mean 'fern-lab'" in error["message"]
+    error = switch(member, "Moss").error
+    assert "No checkout" in error["message"] and "connect a repository" in error["hint"]
+    member.get("/workspaces").respond(json={"workspaces": []})
+    assert switch(member, "x").error["hint"] == "ask the owner of a workspace to add you"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "[]", "null", "{", "[" * 100_000),
+        '{"version": 2, "platforms": {}}',
+        '{"version": 1, "platforms": 7}',
+        f'{{"version": 1, "platforms": {{"{FERN}": ["x"]}}}}',
+        f'{{"version": 1, "platforms": {{"{FERN}": {{"ws_1": 7}}}}}}',
+        '{"version": 1, "platforms": {"https://other.example": {"ws_1": "/gone"}}}',
+    ],
+)
+def test_file_of_workspace_directories(member: Maze, home: Path, content: str) -> None:
+    path, root = home / ".config/osmosis/workspace-directories.json", member.workspace.root
+    path.write_text(content)
+    member.patch.chdir(root.parent)
+    assert switch(member, "fern-lab").error["code"] == "NOT_FOUND"
+    member.patch.chdir(root)
+    assert member.osmosis("workspace", "list").status == 0
+    written = json.loads(path.read_text())
+    assert (written["version"], written["platforms"][FERN]) == (1, {"ws_1": str(root)})
+    assert ("https://other.example" in written["platforms"]) == ("other" in content)
+
+
+def test_unwritable_file_of_workspace_directories(member: Maze, home: Path) -> None:
+    (home / ".config/osmosis/workspace-directories.json").mkdir()
+    assert member.osmosis("workspace", "current").status == 0
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"status_code": 200, "json": {**VERIFIED, "workspace": None}},
+        {"status_code": 404, "json": NOT_CONNECTED},
+        {"status_code": 403, "json": {"error": "no", "code": "GIT_SCOPE_HEADER_ACCESS_DENIED"}},
+    ],
+)
+def test_unconnected_repository(maze: Maze, reply: dict[str, Any]) -> None:
+    maze.get("/verify").respond(**reply)
+    error = maze.osmosis("workspace", "current", "--json").error
+    assert IDENTITY in error["message"]
+    assert "osmosis platform connect ssh://git@github.com/Fern/Maze.git" in error["hint"]
+
+
+def test_order_of_problems(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusal(directory: Path) -> dict[str, Any]:
+        monkeypatch.chdir(directory)
+        return cli("dataset", "list", "--json").error
+
+    use_platform(monkeypatch)
+    root = tmp_path / "w"
+    root.mkdir()
+    assert refusal(root)["code"] == "WORKSPACE_REQUIRED"
+    make_repository(root)
+    assert "osmosis doctor --fix" in refusal(root)["message"]
+    inner = make_workspace(root / "inner").root
+    error = refusal(inner)
+    assert (error["code"], "`origin`" in error["message"]) == ("VALIDATION", True)
+    assert error["hint"] == f"git -C {inner} remote add origin URL"
+    git(inner, "remote", "add", "upstream", "https://example.com/fern/maze.git")
+    assert refusal(inner)["hint"] == f"git -C {inner} remote rename upstream origin"
+    git(inner, "remote", "add", "origin", "https://github.com/only-an-owner")
+    assert "exactly one GitHub repository" in refusal(inner)["message"]
+    git(inner, "remote", "set-url", "origin", "https://github.com/fern/maze")
+    assert refusal(inner)["message"] == "Not logged in. Run 'osmosis auth login' first."
+    save_login(expires_at=datetime(2020, 1, 1, tzinfo=timezone.utc))
+    error = refusal(inner)
+    assert (error["code"], error["message"]) == ("AUTH_REQUIRED", f"Your session on {FERN} has expired.")
+
+
+def test_platform_warnings(maze: Maze) -> None:
+    headers = {"X-Osmosis-Version-Status": "deprecated", "X-Osmosis-Version-Message": "Upgrade soon."}
+    maze.get("/datasets").respond(json={"datasets": []}, headers=headers)
+    warning = json.loads(maze.osmosis("dataset", "list", "--json").err)["warning"]
+    assert (warning["message"], warning["code"]) == ("Upgrade soon.", "DEPRECATED")
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://ada:canary@example.org/a/b.git", "https://ada:canary@github.com/a"]
+)
+def test_doctor_hides_origin_credentials(cli: Cli, tmp_path: Path, origin: str) -> None:
+    root = make_workspace(tmp_path).root
+    git(root, "remote", "add", "origin", origin)
+    outcome = cli("doctor", str(root), "--fix", "--json")
+    assert outcome.status == 0 and "canary" not in outcome.out + outcome.err
+    about = outcome.resource["git"]
+    assert about["remote_url"] == origin.replace("ada:canary@", "")
+    if "example.org" not in origin:
+        assert about["identity"] is None
+        assert "exactly one GitHub repository" in about["warning"]
 
 
 ROWS = "".join(json.dumps({"user_prompt": f"{n} + 1?", "ground_truth": str(n + 1)}) + "\n" for n in range(5))

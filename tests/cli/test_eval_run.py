@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from pyarrow.parquet import write_table
 
+from osmosis_ai.sandbox.isolation import SandboxCapability, check_sandbox
 from tests.cli.conftest import Cli
 from tests.cli.eval_world import CONFIG, World
 from tests.cli.maze import Maze
@@ -25,7 +26,7 @@ from tests.evaluation.rollouts import agent_with, write_rollout, write_rows
 from tests.full_disk import limit_files
 from tests.standin_model import Reply, StandInModel, error_reply
 from tests.warm_osmosis import interrupt_twice
-from tests.workspace.builders import MINIMAL_EVAL, make_workspace
+from tests.workspace.builders import MINIMAL_EVAL, git, make_workspace
 
 
 @pytest.fixture
@@ -257,6 +258,187 @@ def test_asks_before_spending(cli: Cli, workspace: Path) -> None:
     assert error["code"] == "INTERACTIVE_REQUIRED"
     assert error["details"]["prompt"] == "Run 3 attempts with model openai/gpt-5-mini?"
     assert not list(workspace.glob(".osmosis/evals/*/manifest.json"))
+
+
+def asked(cli: Cli, *options: str) -> dict[str, Any]:
+    """Return the details of the question that comes after every check of `eval run`."""
+    error = cli("eval", "run", CONFIG, "--json", *options).error
+    assert error["code"] == "INTERACTIVE_REQUIRED", error
+    details: dict[str, Any] = error["details"]
+    return details
+
+
+def refused(cli: Cli, *options: str) -> dict[str, Any]:
+    error = cli("eval", "run", CONFIG, "--json", *options).error
+    assert error["code"] != "INTERACTIVE_REQUIRED"
+    return error
+
+
+@pytest.fixture
+def filled(workspace: Path) -> Path:
+    write_rows(workspace / "data/multiply.jsonl", ["1 * 1", "2 * 2", "3 * 3"])
+    return workspace
+
+
+def test_dataset_file_option(cli: Cli, filled: Path, tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "mine.jsonl", ["5 * 5"])
+    assert asked(cli, "--dataset-file", str(rows))["summary"]["Rollouts"] == "1"
+    assert refused(cli, "--dataset-file", "none.jsonl")["code"] == "NOT_FOUND"
+
+
+def test_missing_api_key(cli: Cli, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY")
+    assert "OPENAI_API_KEY is not set" in refused(cli)["message"]
+    (filled / "secrets.env").write_text("OPENAI_API_KEY=sk-file\n")
+    asked(cli, "--secrets-file", "secrets.env")
+    (filled / CONFIG).write_text(MINIMAL_EVAL.replace("required = []", 'required = ["OPENAI_API_KEY"]'))
+    asked(cli, "--secrets-file", "secrets.env")
+
+
+def test_adapter_of_a_platform(cli: Cli, filled: Path) -> None:
+    (filled / CONFIG).write_text(MINIMAL_EVAL.replace("openai/gpt-5-mini", "osmosis/tiny:copper-40"))
+    assert f"osmosis eval submit {CONFIG}" in refused(cli)["hint"]
+
+
+def test_cost_limit_needs_a_price(cli: Cli, filled: Path) -> None:
+    asked(cli, "--max-cost", "1")
+    (filled / CONFIG).write_text(MINIMAL_EVAL.replace("gpt-5-mini", "no-such-model-9"))
+    asked(cli)
+    error = refused(cli, "--max-cost", "1")
+    assert "The price of 'openai/no-such-model-9' is unknown" in error["message"]
+
+
+def test_unknown_slice(cli: Cli, filled: Path) -> None:
+    error = refused(cli, "--slice", "ground_thruth")
+    assert "has no column 'ground_thruth'" in error["message"]
+    assert error["hint"] == "did you mean 'ground_truth'?"
+
+
+def test_isolation_conflicts(cli: Cli, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    works = SandboxCapability(Path("/usr/bin/bwrap"))
+    monkeypatch.setattr("osmosis_ai.sandbox.isolation.check_sandbox", lambda: works)
+    asked(cli, "--network", "none")
+    error = refused(cli, "--network", "none", "--rollout-port", "9000")
+    assert "'--rollout-port' and '--network none' are mutually exclusive" in error["message"]
+    execution = '\n[advanced.execution]\nisolation = "required"\nnetwork = "none"\n'
+    (filled / CONFIG).write_text(MINIMAL_EVAL + execution)
+    (note,) = asked(cli)["notes"]
+    assert "`--isolate` is for its `isolation` and `--network none` is for its `network`" in note
+    assert "--isolate" not in asked(cli, "--isolate")["notes"][0]
+    assert "--network" not in asked(cli, "--network", "none")["notes"][0]
+    (filled / CONFIG).write_text(MINIMAL_EVAL.replace('"main.py"', '"server://127.0.0.1:9000"'))
+    assert "127.0.0.1:9000 cannot be sandboxed on this machine" in refused(cli, "--isolate")["message"]
+
+
+def test_isolation_unavailable(cli: Cli, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = SandboxCapability(problem="bubblewrap is not installed", remedy="install it")
+    monkeypatch.setattr("osmosis_ai.sandbox.isolation.check_sandbox", lambda: absent)
+    assert "isolation is required, and rollouts cannot be" in refused(cli, "--isolate")["message"]
+    asked(cli)
+
+
+LOOKS_AROUND = """
+import subprocess
+
+
+class Silent(AgentWorkflow):
+    async def run(self, ctx):
+        return ctx.prompt
+
+
+class Looks(Grader):
+    async def grade(self, ctx):
+        command = ctx.sample.messages[0]["content"]
+        seen = subprocess.run(command, shell=True, capture_output=True, text=True).stdout
+        ctx.set_reward(float(seen == ctx.label))
+"""
+
+
+@pytest.mark.e2e
+async def test_sandbox_view_of_the_workspace(world: World, tmp_path: Path) -> None:
+    if not (found := check_sandbox()).works:
+        pytest.skip(found.said)
+    root = world.workspace.root
+    (tmp_path / "outside").mkdir()
+    for path in (root / ".env", root / "data/note.txt", tmp_path / "outside/secret"):
+        path.write_text("here")
+    earlier = await world.run("--name", "earlier")
+    (root / "link").symlink_to(tmp_path / "outside")
+    rollout = write_rollout(
+        world.workspace.rollouts_dir / "multiply", agent_with(LOOKS_AROUND, workflow="Silent", grader="Looks")
+    )
+    hidden = (
+        root / ".env",
+        f"{earlier.resource['output_path']}/events.jsonl",
+        root / "link/secret",
+        tmp_path / "outside/secret",
+    )
+    looks = [(f"cat {root}/data/note.txt", "here"), *((f"cat {path}", "") for path in hidden)]
+    looks += [(f"echo changed > {path}", "") for path in (rollout / "main.py", root / "data/note.txt")]
+    rows = [
+        json.dumps({"user_prompt": f"{command}; printf .", "ground_truth": f"{seen}."})
+        for command, seen in looks
+    ]
+    (world.workspace.data_dir / "multiply.jsonl").write_text("\n".join(rows))
+    outcome = await world.run("--isolate")
+    assert outcome.status == 0, outcome.err
+    assert [record["reward"] for record in records_of(outcome)] == [1.0] * len(looks)
+    assert "changed" not in (rollout / "main.py").read_text() + (root / "data/note.txt").read_text()
+
+
+def records_of(outcome: Outcome) -> list[dict[str, Any]]:
+    """Return the lines of a run's journal."""
+    events = Path(outcome.resource["output_path"]) / "events.jsonl"
+    return [json.loads(line) for line in events.read_text().splitlines()]
+
+
+@pytest.mark.e2e
+async def test_provenance_and_previews(world: World) -> None:
+    root, decided = world.workspace.root, (world.workspace.root / CONFIG).with_suffix(".decide.toml")
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "-m", "first")
+    git(root, "remote", "add", "origin", "https://me:secret@example.org/a/b.git")
+    advanced = "\n[advanced]\nx = 1\npreviews = false\n"
+    pinned = MINIMAL_EVAL.replace("[secrets]", f'commit_sha = "0123456789"\n{advanced}\n[secrets]')
+    for config, decide, previewed in (
+        (MINIMAL_EVAL, "", True),
+        (MINIMAL_EVAL, "previews = false", False),
+        (pinned, "", False),
+    ):
+        (root / CONFIG).write_text(config)
+        decided.write_text(f"[decide]\n{decide}\n")
+        outcome = await world.run("--fresh", "--rows", "0")
+        assert [("input" in record, "output" in record) for record in records_of(outcome)] == [
+            (previewed,) * 2
+        ]
+    assert "pins commit 0123456789" in outcome.err and "[advanced]" in outcome.err
+    assert outcome.resource["git"]["remote_url"] == "https://example.org/a/b.git"
+    manifest = json.loads((Path(outcome.resource["output_path"]) / "manifest.json").read_text())
+    found = {name: manifest["provenance"].get(name) for name in ("advanced", "git_head", "isolation")}
+    assert found == {
+        "advanced": {"x": 1, "previews": False},
+        "git_head": git(root, "rev-parse", "HEAD"),
+        "isolation": None,
+    }
+
+
+@pytest.mark.e2e
+async def test_watch_run_of_this_machine(world: World) -> None:
+    world.rows(["one", "two", "raise", "four", "five"])
+    hold = asyncio.Event()
+    world.model.respond = lambda body: Reply(
+        "no" if "one" in str(body) else "ok", wait_for=hold if "f" in str(body["messages"]) else None
+    )
+    running = await world.start("run", CONFIG, "--yes", "--json", "--name", "mine")
+    await world.wait_for_records(3)
+    watching = await world.start("watch", "mine", "--plain")
+    assert watching.stderr is not None
+    line = (await watching.stderr.readline()).decode()
+    assert "mine: 3/5 attempts (60%)" in line and "1 of 2 scored attempts pass" in line
+    hold.set()
+    await asyncio.wait_for(running.communicate(), 300)
+    out, _ = await asyncio.wait_for(watching.communicate(), 300)
+    assert watching.returncode == 0 and "mine" in out.decode()
 
 
 NAN_TAG = [{"item": {"tags": [None]}}, {"item": {"tags": [float("nan")]}}]

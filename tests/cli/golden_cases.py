@@ -9,14 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from osmosis_ai.evaluation.local_results import read_local_results
 from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.evaluation.run_directory import RunDirectory
 from tests.cli import benchmark_replies, eval_replies, train_replies
 from tests.cli.maze import Maze
 from tests.datasets.builders import jsonl, prompt_rows
 from tests.decisions.builders import write_journalled_run
-from tests.evaluation.recorded_runs import passing, write_run
+from tests.evaluation.recorded_runs import passing, write_results, write_run
 from tests.logins import VERIFIED
 
 DATASET: dict[str, Any] = {
@@ -190,7 +188,7 @@ def flaky_run(maze: Maze) -> None:
     write_run(directory, outcomes)
     manifest = directory / "manifest.json"
     replace(Manifest.load(manifest), created_at="2026-10-02T07:00:00.000Z").write(manifest)
-    RunDirectory(directory).write_results({}, read_local_results(directory).metrics)
+    write_results(directory)
 
 
 def logged_run(maze: Maze) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -11,14 +12,11 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from osmosis_ai.evaluation.local_results import read_local_results
-from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.services.datasets import CachedDataset
 from tests.api.blob_server import BlobServer
 from tests.cli.eval_downloads import offer_files
 from tests.cli.eval_replies import DETAIL, ESTIMATES, METRICS, METRICS_FILE, OWN, ROW, run
 from tests.cli.maze import Maze
-from tests.evaluation.recorded_runs import write_run
+from tests.evaluation.recorded_runs import write_results, write_run
 from tests.workspace.builders import git
 
 
@@ -72,14 +70,23 @@ def test_info_plain_and_saved_metrics(maze: Maze, store: BlobServer) -> None:
     assert (maze.workspace.state_dir / ".gitignore").exists()
 
 
-def test_info_slices_of_platform_run(maze: Maze, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    dataset = tmp_path / "walks.jsonl"
-    dataset.write_text("".join(f'{{"user_prompt": "{n}", "size": "{n % 2}"}}\n' for n in range(5)))
-    fetched = CachedDataset(dataset, "d" * 64, "cache")
-    monkeypatch.setattr("osmosis_ai.services.datasets.fetch_dataset", lambda *_: fetched)
+def test_info_slices_of_platform_run(maze: Maze, store: BlobServer) -> None:
+    rows = "".join(f'{{"user_prompt": "{n}", "size": "{n % 2}"}}\n' for n in range(5)).encode()
+    store.blobs["walks"] = rows
+    dataset = {
+        "id": "ds_31",
+        "file_name": "maze-walks",
+        "status": "uploaded",
+        "file_format": "jsonl",
+        "file_size": len(rows),
+        "updated_at": "2026-10-02T07:00:00Z",
+    }
+    maze.get("/datasets/maze-walks").respond(json=dataset)
+    maze.router.get(url__regex="/download$").respond(json={"presigned_url": store.signed("walks")})
+    sha256 = hashlib.sha256(rows).hexdigest()
     offering = {"headers": {"X-Osmosis-Capabilities": "eval-samples"}}
     maze.get("/eval-runs/amber-otter-42").respond(
-        json={**run("finished"), "dataset_sha256": "d" * 64}, **offering
+        json={**run("finished"), "dataset_sha256": sha256}, **offering
     )
     maze.get("/eval-runs/er_8/metrics").respond(json=METRICS, **offering)
     samples = [
@@ -245,7 +252,7 @@ def test_list_damaged_run(maze: Maze, local: Path) -> None:
 @pytest.mark.parametrize("appended", [b"", b"no record\n"])
 def test_list_stored_numbers_of_a_damaged_run(maze: Maze, local: Path, appended: bytes) -> None:
     journal = local / "events.jsonl"
-    RunDirectory(local).write_results({}, read_local_results(local).metrics)
+    write_results(local)
     assert "good:" not in maze.osmosis("eval", "list", "--plain").err
     lines = journal.read_bytes().splitlines(keepends=True)
     changed = lines[1] if appended else lines[1].replace(b"row-1-run-0", b"row-1-run-7")

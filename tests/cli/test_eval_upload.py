@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from osmosis_ai.evaluation.manifest import run_lock
 from tests.api.blob_server import BlobServer
 from tests.cli.maze import Maze, sent
+from tests.evaluation.recorded_runs import in_use
 from tests.evaluation.rollouts import write_rollout, write_rows
 from tests.platform.local_runs import LocalRun, rollout_id, trajectory
 from tests.workspace.builders import MINIMAL_EVAL
@@ -195,9 +195,39 @@ FIRST = f"rollout_trials/{rollout_id(0)}/trajectory.json"
 ARTIFACTS = f"rollout_trials/{rollout_id(1)}/artifacts"
 
 
+def _second_entry(**changes: Any) -> Callable[[Path], object]:
+    """Return a function that changes the second line of the index."""
+
+    def change(text: str) -> str:
+        first, second, *others = text.splitlines()
+        return "\n".join([first, json.dumps({**json.loads(second), **changes}), *others]) + "\n"
+
+    return _edit("index.jsonl", change)
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
+        (_second_entry(row_index=7), "line 2 is of row 7, attempt 1, and the run has 3 rows and 2 attempts"),
+        (_second_entry(run_index=2), "line 2 is of row 0, attempt 2"),
+        (_second_entry(run_index=0), "row 0, attempt 0 is listed twice"),
+        (_second_entry(rollout_id=rollout_id(0)), "two attempts have the rollout ID"),
+        (_second_entry(rollout_id="../../../etc"), "`$.rollout_id`"),
+        (_second_entry(status="perfect"), "`$.status`"),
+        (_second_entry(status=None), "`$.status`"),
+        (_second_entry(reward="1e9"), "`$.reward`"),
+        (_second_entry(reward=True), "`$.reward`"),
+        (_second_entry(reward=float("nan")), "line 2 cannot be read"),
+        (_second_entry(duration_ms=-1), "`$.duration_ms`"),
+        (_second_entry(tokens=2**40), "`$.tokens`"),
+        (_second_entry(trajectory_filename="../../x.json"), "`$.trajectory_filename`"),
+        (_second_entry(error_type="a\nb"), "`$.error_type`"),
+        (_second_entry(more=" " * 70_000), "line 2 is longer than 65536 bytes"),
+        (_edit("index.jsonl", lambda text: text.replace("\n", "\n[]\n", 1)), "Expected `object`"),
+        (
+            _edit("index.jsonl", lambda text: text.partition("\n")[0] + "\n"),
+            "5 of 6 attempts are missing, the first is row 0, attempt 1",
+        ),
         (_rewrite("manifest.json", schema_version=2), "has schema version 2; this release supports 1"),
         (_rewrite("manifest.json", local_run_id="x"), "is not a run's manifest"),
         (_rewrite("manifest.json", run_name="other"), "holds the run 'other'"),
@@ -240,7 +270,7 @@ def test_run_in_use(importer: Importer) -> None:
     assert importer.osmosis().status == 0
     assert not any(file["path"].endswith("artifacts/manifest.json") for file in importer.announced)
 
-    with run_lock(importer.directory.parent, importer.directory.name):
+    with in_use(importer.directory):
         outcome = importer.osmosis()
     assert outcome.status == 1 and outcome.error["code"] == "CONFLICT"
     assert "Another process is using the run" in outcome.error["message"]

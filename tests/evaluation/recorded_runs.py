@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from osmosis_ai.controller.record import TerminalRecord
-from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.evaluation.local_results import read_local_results
+from osmosis_ai.evaluation.manifest import Manifest, run_lock
+from osmosis_ai.evaluation.run_directory import RunDirectory
 
 Outcome = float | None | str
 """A reward; None for an attempt without one; a boundary for one that failed there; "" for one that is pending."""
@@ -26,6 +29,16 @@ def write_run(directory: Path, outcomes: Sequence[Sequence[Outcome]]) -> Path:
     ]
     (directory / "events.jsonl").write_bytes(journal_of(records))
     return directory
+
+
+def in_use(directory: Path) -> AbstractContextManager[None]:
+    """Hold the lock of a run like the process that executes it."""
+    return run_lock(directory.parent, directory.name)
+
+
+def write_results(directory: Path) -> None:
+    """Write the result files of a run from its journal."""
+    RunDirectory(directory).write_results({}, read_local_results(directory).metrics)
 
 
 def journal_of(records: Iterable[TerminalRecord]) -> bytes:

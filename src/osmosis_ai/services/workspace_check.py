@@ -375,7 +375,7 @@ def examine(path: Path | None = None, *, fix: bool = False) -> dict[str, Any]:
     With ``fix``, what is missing is created. Otherwise missing directories are an error, whose details are the result.
     """
     report = doctor.fix(path) if fix else doctor.check(path)
-    git = _git_facts(report.root)
+    git = git_facts(report.root)
     capability = isolation.check_sandbox()
     facts = {
         "workspace_directory": str(report.root),
@@ -404,7 +404,7 @@ def examine(path: Path | None = None, *, fix: bool = False) -> dict[str, Any]:
     return facts
 
 
-def _git_facts(root: Path) -> dict[str, Any]:
+def git_facts(root: Path) -> dict[str, Any]:
     """Return the identity and the address of `origin`, without credentials, or why there is no identity."""
     url = read_origin(root)
     if url is None:

@@ -164,8 +164,10 @@ def run(
 def _run_result(prepared: PreparedEvalRun, summary: RunSummary) -> OperationResult:
     from osmosis_ai.cli.eval_runs.view import finished_message, next_steps, result_blocks
     from osmosis_ai.services.eval_runs.samples import local_slices
+    from osmosis_ai.services.workspace_check import git_facts
     from osmosis_ai.ui.run_numbers import score_json
 
+    git = git_facts(prepared.workspace.root)
     metrics, slices = summary.metrics, local_slices(summary.run_dir, prepared.dataset.path, prepared.slices)
     counts = ("total_work_items", "dispatched", "succeeded", "failed", "skipped", "pending", "resumed")
     resource: dict[str, Any] = {
@@ -179,7 +181,7 @@ def _run_result(prepared: PreparedEvalRun, summary: RunSummary) -> OperationResu
         "headline": score_json(summary.headline),
         "metrics": {**metrics.summary, "estimates": metrics.estimates.model_dump(mode="json")},
         "failed_rows": summary.failed_rows,
-        "git": {"identity": None, "remote_url": prepared.origin},
+        "git": {name: git[name] for name in ("identity", "remote_url")},
         "workspace_directory": str(prepared.workspace.root),
     }
     if prepared.slices:

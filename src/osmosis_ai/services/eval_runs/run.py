@@ -26,7 +26,7 @@ from osmosis_ai.workspace.config_files import (
     load_eval_config,
     rollout_directory,
 )
-from osmosis_ai.workspace.git import read_git_state, read_origin, without_credentials
+from osmosis_ai.workspace.git import read_git_state
 from osmosis_ai.workspace.layout import WorkspaceDirectory, find_dataset_file, find_workspace, similar_dataset
 
 if TYPE_CHECKING:
@@ -121,7 +121,6 @@ class PreparedEvalRun:
     rollout: RolloutSource
     output_root: Path
     provenance: Mapping[str, Any]
-    origin: str | None
     notes: tuple[str, ...]
     served: bool
     slices: tuple[str, ...] = ()
@@ -154,7 +153,7 @@ def prepare_eval_run(
     isolation = f"bubblewrap, network {rollout.sandbox.network}" if rollout.sandbox is not None else None
     provenance["isolation"] = isolation
     provenance["options"] = request.options(lambda given: _in_workspace(workspace, expanded(given)))
-    servers, origin = request.run.servers, read_origin(workspace.root)
+    servers = request.run.servers
     if servers is None:
         gpus = read_execution(config.advanced).gpus
         servers = 1 if request.run.rollout_port is not None else default_servers(gpus=gpus)
@@ -168,7 +167,6 @@ def prepare_eval_run(
         rollout=rollout,
         output_root=(expanded(request.output).absolute() if request.output else workspace.evals_dir),
         provenance=provenance,
-        origin=without_credentials(origin) if origin else None,
         notes=notes,
         served=served,
         slices=slices,

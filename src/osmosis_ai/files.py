@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import ConflictError, OsmosisError
 
 CONFIG_DIR_ENV = "OSMOSIS_CONFIG_DIR"
 _BUFFER_BYTES = 1 << 18
@@ -84,6 +84,12 @@ def require_writable(path: Path) -> None:
     # Permissions alone do not show whether a file can be created there.
     with tempfile.TemporaryFile(dir=path.parent):
         pass
+
+
+def require_directory(path: Path) -> None:
+    """Reject an output path at which there is a file."""
+    if path.exists() and not path.is_dir():
+        raise ConflictError(f"'{path}' is not a directory.", hint="name a directory with --output")
 
 
 def open_regular(path: Path | str, *, dir_fd: int | None = None) -> BinaryIO:

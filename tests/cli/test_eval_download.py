@@ -211,6 +211,9 @@ def test_output_directory(stored: DownloadableRun, tmp_path: Path) -> None:
     stored.download("-o", str(tmp_path / "mine"), "--json")
     assert (tmp_path / "mine" / "metrics.json").read_bytes() == FILES["metrics.json"]
     assert not stored.maze.workspace.state_dir.exists()
+    file = tmp_path / "mine" / "metrics.json"
+    error = stored.maze.osmosis("eval", "download", "amber-otter-42", "-o", str(file), "--json").error
+    assert (error["code"], error["message"]) == ("CONFLICT", f"'{file}' is not a directory.")
 
 
 def test_ctrl_c_and_resume(stored: DownloadableRun) -> None:

@@ -391,7 +391,8 @@ def test_markdown_and_junit(runs: Maze, monkeypatch: pytest.MonkeyPatch) -> None
         ("--min reward=0 --confidence 0.4", "between 0.5 and 1"),
         ("--min reward=0 --reward-range 1,1", "is not a range"),
         ("--min reward=0 --unclear maybe", "'maybe'"),
-        ("--rules nothing.toml", "file not found: `nothing.toml`"),
+        ("--rules nothing.toml", "rules file `nothing.toml` not found"),
+        ("--rules configs", "rules file `configs` is a directory"),
     ],
 )
 def test_usage_errors(runs: Maze, options: str, message: str) -> None:

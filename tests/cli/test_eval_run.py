@@ -284,6 +284,8 @@ def test_dataset_file_option(cli: Cli, filled: Path, tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "mine.jsonl", ["5 * 5"])
     assert asked(cli, "--dataset-file", str(rows))["summary"]["Rollouts"] == "1"
     assert refused(cli, "--dataset-file", "none.jsonl")["code"] == "NOT_FOUND"
+    assert refused(cli, "--dataset-file", "data")["message"] == "Dataset file 'data' is a directory."
+    assert refused(cli, "--output", str(rows))["message"] == f"'{rows}' is not a directory."
 
 
 def test_missing_api_key(cli: Cli, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,6 +207,9 @@ def test_download_to_used_directory(maze: Maze, tmp_path: Path) -> None:
     error = maze.osmosis("model", "download", "maze-lora", "-o", str(tmp_path / "mine"), "--json").error
     assert (error["code"], "--output" in error["hint"]) == ("CONFLICT", True)
     assert files_in(tmp_path / "mine") == {"thesis.tex": b"dear"}
+    file = tmp_path / "mine" / "thesis.tex"
+    error = maze.osmosis("model", "download", "maze-lora", "-o", str(file), "--json").error
+    assert error["message"] == f"'{file}' is not a directory."
 
 
 @pytest.mark.parametrize("path", ["../evil", "a/b", "/etc/passwd", ".ssh", "", "x\n"])

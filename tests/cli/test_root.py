@@ -46,6 +46,7 @@ def test_help_lists_root_options() -> None:
         ),
         (["platform", "stat"], "No such command 'stat'. Did you mean 'status'?", "osmosis platform"),
         (["dataset", "check"], "No such command 'check'. Did you mean 'validate'?", "osmosis dataset"),
+        (["model", "export"], "No such command 'export'. Did you mean 'download'?", "osmosis model"),
         (["secret", "add"], "No such command 'add'. Did you mean 'set'?", "osmosis secret"),
         (["help"], "No such command 'help'. Use 'osmosis --help' or 'osmosis <command> --help'.", "osmosis"),
     ],

@@ -36,7 +36,8 @@ _CONTEXT_SETTINGS = {"help_option_names": [*_HELP], "max_content_width": 100}
 # Synonyms that users of other tools may type.
 _OTHER_WORDS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("evaluate", "evals", "evaluation"), ("eval",)),
-    **dict.fromkeys(("metrics", "graph", "export"), ("info",)),
+    **dict.fromkeys(("metrics", "graph"), ("info",)),
+    "export": ("download", "info"),
     **dict.fromkeys(("show", "status", "info", "ping", "health"), ("info", "probe", "status")),
     **dict.fromkeys(("check", "verify", "validate"), ("validate", "probe", "check")),
     **dict.fromkeys(("add", "create"), ("register", "set")),

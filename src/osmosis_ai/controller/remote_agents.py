@@ -219,7 +219,7 @@ def unregistered_agent(name: str) -> NotFoundError:
     """Return the error for an unknown agent name."""
     return NotFoundError(
         f"no remote agent '{name[:255]}' is registered in this workspace.",
-        hint="`osmosis serve` registers the agent that it serves; `osmosis rollout server list` shows all",
+        hint="`osmosis serve` registers the agent that it serves",
     )
 
 

@@ -100,7 +100,8 @@ def open_context(
         checkout = find_checkout(start, require_scaffold=require_scaffold)
         credentials = require_credentials()
     except OsmosisError as error:
-        explain_local_run(error, run)
+        if error.code in ("AUTH_REQUIRED", "VALIDATION"):
+            explain_local_run(error, run)
         raise
     with open_client(checkout, credentials, run=run, warn=warn) as client:
         yield PlatformContext(checkout.workspace, checkout.git, credentials, client)

@@ -32,7 +32,7 @@ from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL, INFERENCE_URL_ENV
 from osmosis_ai.api.transfer import BlobClient, download
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
-from osmosis_ai.files import expanded, sync_directory
+from osmosis_ai.files import expanded, require_directory, sync_directory
 from osmosis_ai.services.listing import DEFAULT_LIMIT, fetch_listing
 from osmosis_ai.services.names import similar_names
 from osmosis_ai.services.runs.download import safe_name
@@ -254,7 +254,8 @@ class ModelDownloader:
 
 
 def require_unused(directory: Path) -> None:
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+    require_directory(directory)
+    if directory.exists() and any(directory.iterdir()):
         raise ConflictError(
             f"{directory} contains other files than this model.",
             hint="choose another directory with --output, or remove this one",

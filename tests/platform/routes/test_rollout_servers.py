@@ -92,6 +92,7 @@ def test_an_agent_is_registered_probed_listed_and_removed_and_its_key_never_show
     assert api.delete(f"{SERVERS}/calculator").json() == {}
     for gone in (api.delete(f"{SERVERS}/calculator"), api.post(f"{SERVERS}/calculator/probe", json={})):
         assert_flat_error(gone, 404, "NOT_FOUND")
+        assert "list" not in gone.json()["error"]  # the command names its list, or similar names
     assert api.get(SERVERS).json()["rollout_servers"] == []
 
 

@@ -407,7 +407,7 @@ VIEW = RunView(
     columns=(
         Column("Base model", "model_name"),
         Column("Rollout", "rollout_name"),
-        Column("Training reward", value=lambda item: compact(item["summary"].get("reward")), right=True),
+        Column("Reward", value=lambda item: compact(item["summary"].get("reward")), right=True),
     ),
     fetch=training_runs.list_runs,
     item=training_runs.run_item,

@@ -207,8 +207,9 @@ def _decisions(question: GateQuestion, found: ResolvedRun | None) -> Decisions:
     if question.rules_file is not None:
         named = expanded(question.rules_file).absolute()
         if not named.is_file():
+            problem = "is a directory" if named.is_dir() else "not found"
             raise UsageError(
-                f"file not found: `{question.rules_file}`.", hint="name a .decide.toml: --rules FILE"
+                f"rules file `{question.rules_file}` {problem}.", hint="name a .decide.toml: --rules FILE"
             )
         return load_decisions(named, workspace)
     if found is None or found.directory is None or workspace is None:

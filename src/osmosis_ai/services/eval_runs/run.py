@@ -17,7 +17,7 @@ from osmosis_ai.datasets import Selection, count_records, file_digest, select_ro
 from osmosis_ai.errors import InteractiveRequiredError, NotFoundError, OsmosisError
 from osmosis_ai.evaluation.hooks import RunHooks, RunSummary
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, EvalRunSpec
-from osmosis_ai.files import cache_dir, expanded
+from osmosis_ai.files import cache_dir, expanded, require_directory
 from osmosis_ai.services.eval_runs.samples import require_sliceable
 from osmosis_ai.workspace.config_files import (
     EvalConfig,
@@ -157,6 +157,8 @@ def prepare_eval_run(
     if servers is None:
         gpus = read_execution(config.advanced).gpus
         servers = 1 if request.run.rollout_port is not None else default_servers(gpus=gpus)
+    output_root = expanded(request.output).absolute() if request.output else workspace.evals_dir
+    require_directory(output_root)
     return PreparedEvalRun(
         request=request,
         workspace=workspace,
@@ -165,7 +167,7 @@ def prepare_eval_run(
         dataset=DatasetInput(path, config.experiment.dataset, file_digest(path), source),
         selection=selection,
         rollout=rollout,
-        output_root=(expanded(request.output).absolute() if request.output else workspace.evals_dir),
+        output_root=output_root,
         provenance=provenance,
         notes=notes,
         served=served,
@@ -269,7 +271,8 @@ def _dataset_file(
     if explicit is not None:
         path = expanded(explicit).absolute()
         if not path.is_file():
-            raise NotFoundError(f"Dataset file '{explicit}' not found.")
+            problem = "is a directory" if path.is_dir() else "not found"
+            raise NotFoundError(f"Dataset file '{explicit}' {problem}.")
         return path, "explicit"
     found = find_dataset_file(workspace, name)
     if found is not None:

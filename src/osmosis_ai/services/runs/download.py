@@ -30,7 +30,7 @@ from osmosis_ai.api.models.runs import Run
 from osmosis_ai.datasets.selection import file_digest
 from osmosis_ai.errors import ErrorCode, NotFoundError, OsmosisError, UsageError
 from osmosis_ai.evaluation.journal import replay
-from osmosis_ai.files import expanded
+from osmosis_ai.files import expanded, require_directory
 from osmosis_ai.services.capabilities import require_offered
 from osmosis_ai.services.runs.lifecycle import WAITING, run_path
 from osmosis_ai.workspace.layout import WorkspaceDirectory
@@ -303,6 +303,7 @@ def plan_download(
         require_offered(client, Capability.EVAL_JOURNALS)
     manifest = _manifest(client, run, types, rows, layout)
     directory = run_directory(run, workspace, output, layout)
+    require_directory(directory)
     pending, skipped, failures = [], [], []
     seen: set[str] = set()
     for file in manifest.files:

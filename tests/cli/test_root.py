@@ -320,3 +320,12 @@ def test_group_imports(arguments: list[str], status: int) -> None:
     assert found == status
     assert not HEAVY & modules
     assert GROUPS & modules == GROUPS & {MODULES.get(arguments[0])}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("module", ["osmosis_ai", "osmosis_ai.cli.main"])
+def test_runs_as_a_module(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--version"], capture_output=True, text=True, timeout=300
+    )
+    assert (done.returncode, done.stdout) == (0, f"osmosis-ai {osmosis_ai.__version__}\n")

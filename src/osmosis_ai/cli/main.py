@@ -100,3 +100,6 @@ class _Callable(type(sys)):  # type: ignore[misc]  # `types.ModuleType`, without
 
 
 sys.modules[__name__].__class__ = _Callable
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -16,7 +16,6 @@ import pytest
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbLoraModel, DbMetricPoint, DbRun
-from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.server import run_platform
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.training.runs.run_directory import ValidationSamples
@@ -134,7 +133,7 @@ def platform_site(scratch: Path) -> Iterator[PlatformSite]:
             services, world = platform.services, World(platform.services)
             code = str(Code(scratch / "code").path)
             mara = world.member(password=PASSWORD, clone_url=code)
-            put_mirror(services, mara)
+            put_mirror(world, mara)
             noa = world.member("noa", role="member", clone_url=code)
             site = PlatformSite(platform.config.base_url, services, mara, noa, {})
             _fill(site)
@@ -143,11 +142,12 @@ def platform_site(scratch: Path) -> Iterator[PlatformSite]:
 
 def _fill(site: PlatformSite) -> None:
     services, mara = site.services, site.mara
+    world = World(services)
     services.workspaces.add_member(services.workspaces.create("moss").id, mara.user.id, "member")
-    add_dataset(services, mara)
+    add_dataset(world, mara)
     rows = [{f"{key} {HOSTILE}": f"{LONG} {HOSTILE}" for key in range(6)} for _ in range(40)]
-    add_dataset(services, mara, NAME, rows=rows)
-    add_dataset(services, mara, "broken", status="error", error=HOSTILE)
+    add_dataset(world, mara, NAME, rows=rows)
+    add_dataset(world, mara, "broken", status="error", error=HOSTILE)
     services.secrets.put(mara.workspace.id, mara.user.id, "MARAS_KEY", CANARY, "user")
     services.accounts.create_token(mara.user.id, "cli", name=f"{HOSTILE}{LONG}"[:255])
     site.runs["done"] = site.submit()
@@ -155,23 +155,23 @@ def _fill(site: PlatformSite) -> None:
     passed: dict[str, Any] = {"status": "success", "reward": 1.0}
     samples = {(row, attempt): passed for row in range(3) for attempt in range(2)}
     failed = {"status": "failed", "boundary": "provider"}
-    end_with(services, done.id, {**samples, (1, 1): failed})
+    end_with(world, done.id, {**samples, (1, 1): failed})
     site.runs["waiting"] = site.submit()
     _hostile_evaluation(site)
     _training(site)
 
 
 def _hostile_evaluation(site: PlatformSite) -> None:
-    services = site.services
+    world = World(site.services)
     texts = {"input": HOSTILE + LONG, "output": HOSTILE, "error": HOSTILE + LONG, "notes": HOSTILE}
     request = {
         **REQUEST,
         "experiment_config": {"rollout": LONG, "dataset": HOSTILE, LONG: HOSTILE},
         HOSTILE: {"a": HOSTILE},
     }
-    run = add_run(services, site.mara, NAME, error=HOSTILE, model_path=LONG[:255], request=request)
+    run = add_run(world, site.mara, NAME, error=HOSTILE, model_path=LONG[:255], request=request)
     add_samples(
-        services,
+        world,
         run,
         [
             {"row": 0, "attempt": 0, "reward": 0.5, **texts},
@@ -179,13 +179,14 @@ def _hostile_evaluation(site: PlatformSite) -> None:
         ],
     )
     said = [{"source": "agent", "message": json.dumps({"a": [LONG, HOSTILE]}), "reasoning_content": HOSTILE}]
-    add_file(services, run, "trajectories/row_0_run_0.json", trajectory(*STEPS, *said, label=HOSTILE))
-    services.logs.append(run.id, [LogLine(f"{HOSTILE} {LONG}", level="warning", step="run")] * 30)
+    add_file(world, run, "trajectories/row_0_run_0.json", trajectory(*STEPS, *said, label=HOSTILE))
+    for _ in range(30):
+        world.log(run.id, f"{HOSTILE} {LONG}", "warning", step="run")
 
 
 def _training(site: PlatformSite) -> None:
     services, mara = site.services, site.mara
-    place = PlatformPlace(services, mara)
+    place = PlatformPlace(World(services), mara)
     records: list[TerminalRecord] = [
         sample_record(row, 0, row / 8, input=LONG, output=HOSTILE) for row in (5, 6)
     ]

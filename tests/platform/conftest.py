@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,11 +16,14 @@ import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from fastapi import FastAPI
 
+from osmosis_ai.cli.main import main
 from osmosis_ai.platform.accounts import AccountStore
 from osmosis_ai.platform.app import create_app
+from osmosis_ai.platform.clock import Clock, SystemClock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRepository, DbUser, DbWorkspace
+from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.workspaces import Role, WorkspaceStore
 from tests.logins import hash_passwords_quickly
@@ -76,10 +82,80 @@ def _let_mara_in(db: Database) -> None:
 
 
 class World:
-    """Builds who and what a test needs."""
+    """A platform, and who and what a test needs on it."""
 
     def __init__(self, services: Any) -> None:
         self.services = services
+
+    @classmethod
+    @contextmanager
+    def opened(
+        cls, home: Path, database_url: str = "", clock: Clock | None = None, **settings: Any
+    ) -> Iterator[World]:
+        """Open a platform of the test's own."""
+        config = PlatformConfig(home=home, database_url=database_url, **settings)
+        world = cls(PlatformServices(config, clock=clock or SystemClock()))
+        yield world
+        world.services.db.dispose()
+
+    def create_workspace(self, name: str, *owners: Member) -> str:
+        """Create a workspace; return its id."""
+        home = self.services.workspaces.create(name)
+        for owner in owners:
+            self.join(home.id, owner, "owner")
+        return str(home.id)
+
+    def join(self, workspace_id: str, member: Member, role: Role = "member") -> None:
+        self.services.workspaces.add_member(workspace_id, member.user.id, role)
+
+    def leave(self, member: Member) -> None:
+        """Take a member out of their workspace, which has another owner."""
+        heir = self.services.accounts.create_user(f"heir-of-{member.user.id}@fern.example".lower())
+        self.services.workspaces.add_member(member.workspace.id, heir.id, "owner")
+        self.services.workspaces.remove_member(member.workspace.id, member.user.id)
+
+    def token(self, member: Member, kind: str = "cli", **options: Any) -> dict[str, str]:
+        """Create another token of a member; return the headers with it alone."""
+        return {
+            "Authorization": f"Bearer {self.services.accounts.create_token(member.user.id, kind, **options)[1]}"
+        }
+
+    def put_secret(self, member: Member, name: str, value: str, scope: str = "workspace") -> None:
+        self.services.secrets.put(member.workspace.id, member.user.id, name, value, scope)
+
+    def log(self, subject_id: str, message: str, level: Any = "info", **fields: Any) -> None:
+        """Add a line to the log of a run or a dataset."""
+        self.services.logs.append(subject_id, [LogLine(message, level, **fields)])
+
+    def configure(self, **changes: Any) -> None:
+        """Change settings that the platform reads at each request."""
+        self.services.config = replace(self.services.config, **changes)
+
+    def operate(self, *arguments: str, stdin: str = "") -> dict[str, Any]:
+        """Run `osmosis platform` on the platform's machine; return what it prints."""
+        config, printed, errors = self.services.config, io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(errors):
+            patch.setenv("OSMOSIS_HOME", str(config.home))
+            patch.setenv("OSMOSIS_DATABASE_URL", config.database_url)
+            patch.setattr("osmosis_ai.platform.clock.SystemClock", lambda: self.services.clock)
+            patch.setattr("sys.stdin", io.StringIO(stdin))
+            status = main(("--json", "platform", *arguments))
+        assert status == 0, printed.getvalue() + errors.getvalue()
+        done: dict[str, Any] = json.loads(printed.getvalue())
+        return done
+
+    def is_stored(self, text: str) -> bool:
+        """Return whether a text is readable in a file of the platform."""
+        files = (path for path in self.services.config.home.rglob("*") if path.is_file())
+        return any(text.encode() in path.read_bytes() for path in files)
+
+    def stored(self, prefix: str) -> list[str]:
+        """Return the keys of what is stored below a prefix."""
+        return sorted(self.services.blobs.keys(prefix))
+
+    def store(self, key: str, content: bytes) -> Any:
+        """Store a blob, or replace it."""
+        return self.services.blobs.put(key, io.BytesIO(content))
 
     def member(
         self,
@@ -182,16 +258,16 @@ def stranger(world: World) -> Member:
 _applications: dict[object, FastAPI] = {}
 
 
-def application(services: PlatformServices, extend: Callable[[FastAPI], None] | None = None) -> FastAPI:
-    """The application, speaking for ``services``: one for all tests, for building its routes takes longer than
+def application(world: World, extend: Callable[[FastAPI], None] | None = None) -> FastAPI:
+    """The application, speaking for ``world``: one for all tests, for building its routes takes longer than
     most of them; ``extend`` adds what some test needs."""
-    config = services.config
+    config = world.services.config
     kind = (config.minimum_cli_version, config.recommended_cli_version, extend)
     if kind not in _applications:
-        _applications[kind] = create_app(services)
+        _applications[kind] = create_app(world.services)
         if extend is not None:
             extend(_applications[kind])
-    _applications[kind].state.services = services
+    _applications[kind].state.services = world.services
     return _applications[kind]
 
 
@@ -203,15 +279,16 @@ def portal() -> Iterator[BlockingPortal]:
 
 
 @pytest.fixture
-def client(services: PlatformServices, portal: BlockingPortal) -> Iterator[OneHopClient]:
+def client(world: World, portal: BlockingPortal) -> Iterator[OneHopClient]:
     """HTTP as a client sees it: exceptions become replies, nothing is followed.
 
     Nothing happens in the background: a test says when the platform prepares, counts and finalizes runs, and nothing
     tidies up a blob that a test stores before the row that names it.
     """
+    services = world.services
     services.maintenance.start = lambda: None  # type: ignore[method-assign]
     services.platform_shards.start = lambda: None  # type: ignore[method-assign]
-    with running(application(services), portal, services.config.base_url) as opened:
+    with running(application(world), portal, services.config.base_url) as opened:
         yield opened
 
 
@@ -223,21 +300,14 @@ def api(client: OneHopClient, member: Member) -> OneHopClient:
 
 
 @pytest.fixture
-def uploads(client: OneHopClient, services: PlatformServices, member: Member) -> Uploads:
+def uploads(client: OneHopClient, world: World, member: Member) -> Uploads:
     """``member``, uploading datasets."""
-    return Uploads(client, services, member.headers)
+    return Uploads(client, world, member.headers)
 
 
 @pytest.fixture
-def api_key(services: PlatformServices, member: Member) -> str:
-    return services.accounts.create_token(member.user.id, "api_key", name="notebook")[1]
-
-
-def leave_workspace(services: PlatformServices, member: Member) -> None:
-    """Take a member out of their workspace, which has another owner."""
-    heir = services.accounts.create_user("heir@fern.example")
-    services.workspaces.add_member(member.workspace.id, heir.id, "owner")
-    services.workspaces.remove_member(member.workspace.id, member.user.id)
+def api_key(world: World, member: Member) -> str:
+    return world.services.accounts.create_token(member.user.id, "api_key", name="notebook")[1]
 
 
 def assert_flat_error(response: Any, status: int, code: str) -> dict[str, Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.services import PlatformServices
+if TYPE_CHECKING:
+    from tests.platform.conftest import World
 
 DATASETS = "/api/cli/datasets"
 
@@ -27,7 +28,7 @@ class Uploads:
     """A member who uploads datasets."""
 
     client: TestClient
-    services: PlatformServices
+    world: World
     headers: dict[str, str] = field(repr=False)
 
     def request(self, method: str, path: str = "", **options: Any) -> httpx.Response:
@@ -77,7 +78,11 @@ class Uploads:
         return self.get(dataset["id"])
 
     def settle(self) -> None:
-        assert self.services.datasets.ingest.wait_idle(300)
+        assert self.world.services.datasets.ingest.wait_idle(300)
+
+    def stop_checks(self) -> None:
+        """Check no more files, like a platform that is just going down."""
+        self.world.services.datasets.ingest.close()
 
     def get(self, name_or_id: str) -> dict[str, Any]:
         reply = self.request("GET", f"/{name_or_id}")

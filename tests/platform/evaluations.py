@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import shutil
 import subprocess
@@ -26,10 +25,9 @@ from osmosis_ai.platform.db.tables import DbDataset, DbRun, DbSample, new_id
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
 from osmosis_ai.platform.queue.finalize import PlatformShards
 from osmosis_ai.platform.server import local_host
-from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.worker.host import Host
 from tests.lazily import needs
-from tests.platform.conftest import Member, assert_flat_error
+from tests.platform.conftest import Member, World, assert_flat_error
 from tests.platform.gitsync.repositories import Source
 
 ROOT = Path(__file__).parents[2]
@@ -81,9 +79,9 @@ def _first_commit() -> tuple[TemporaryDirectory[str], str]:
     return directory, git(path, "rev-parse", "HEAD")
 
 
-def put_mirror(services: PlatformServices, member: Member) -> None:
+def put_mirror(world: World, member: Member) -> None:
     """Give ``member``'s repository, which is a :class:`Code`, the mirror it has after its first fetch."""
-    shutil.copytree(_first_mirror(), services.config.git_dir / f"{member.repository.id}.git")
+    shutil.copytree(_first_mirror(), world.services.config.git_dir / f"{member.repository.id}.git")
 
 
 @cache
@@ -113,7 +111,7 @@ def _remembering(name: str) -> Callable[..., Any]:
 
 
 def add_dataset(
-    services: PlatformServices,
+    world: World,
     member: Member,
     name: str = "multiply",
     *,
@@ -121,6 +119,7 @@ def add_dataset(
     file: Path | None = None,
     status: str = "uploaded",
     error: str | None = None,
+    preview: list[dict[str, Any]] | None = None,
 ) -> DbDataset:
     """Add a dataset as if it had been uploaded and checked: rows, or a file; the repository's own rows by default."""
     if rows is None:
@@ -131,10 +130,10 @@ def add_dataset(
         extension, count = "jsonl", len(rows)
     dataset_id = new_id("ds")
     key = f"datasets/{dataset_id}/{new_id('b')}.{extension}"
-    info = services.blobs.put(key, io.BytesIO(content))
+    info = world.store(key, content)
     assert info.sha256 == hashlib.sha256(content).hexdigest()
     ready = status == "uploaded"
-    now = services.clock.now()
+    now = world.services.clock.now()
     dataset = DbDataset(
         id=dataset_id,
         workspace_id=member.workspace.id,
@@ -146,11 +145,12 @@ def add_dataset(
         sha256=info.sha256 if ready else None,
         blob_key=key if ready else None,
         error=error,
+        preview=preview,
         creator_id=member.user.id,
         created_at=now,
         updated_at=now,
     )
-    with services.db.transaction() as session:
+    with world.services.db.transaction() as session:
         session.add(dataset)
     return dataset
 
@@ -217,7 +217,7 @@ Samples = dict[tuple[int, int], dict[str, Any]]
 """How attempts ended, by (row_index, run_index)."""
 
 
-def end_with(services: PlatformServices, run_id: str, samples: Samples, status: str = "finished") -> None:
+def end_with(world: World, run_id: str, samples: Samples, status: str = "finished") -> None:
     """Let a run end with these samples, as its worker would."""
     columns = ("reward", "boundary", "error_type")
     rows = [
@@ -234,10 +234,17 @@ def end_with(services: PlatformServices, run_id: str, samples: Samples, status: 
         }
         for (row, attempt), sample in samples.items()
     ]
-    with services.db.transaction() as session:
+    with world.services.db.transaction() as session:
         session.execute(update(DbRun).where(DbRun.id == run_id).values(status=status))
         if rows:
             session.execute(insert(DbSample), rows)
+
+
+def logged(api: TestClient, path: str, headers: dict[str, str] | None = None) -> list[str]:
+    """Return the messages in the log of a run or dataset."""
+    asked = {"limit": 200, "direction": "newer"}
+    found = api.get(f"{path}/logs", params=asked, headers=headers).json()
+    return [line["message"] for line in found["logs"]]
 
 
 def experiment(**changes: Any) -> dict[str, Any]:
@@ -258,12 +265,12 @@ def wait_until(condition: Callable[[], Any], *, within_s: float = 1200.0) -> Any
 
 
 @contextmanager
-def executing(services: PlatformServices, **settings: Any) -> Iterator[Host]:
+def executing(world: World, **settings: Any) -> Iterator[Host]:
     """Execute runs on this machine, by real processes, while the block lasts; ``settings`` replace those of the platform."""
-    config = replace(services.config, **settings)
-    PlatformShards.start(services.platform_shards)
+    config = replace(world.services.config, **settings)
+    PlatformShards.start(world.services.platform_shards)
     try:
-        with local_host(services, config) as host:
+        with local_host(world.services, config) as host:
             yield host
     finally:
-        services.platform_shards.close()
+        world.services.platform_shards.close()

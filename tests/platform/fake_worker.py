@@ -29,6 +29,7 @@ from osmosis_ai.api.models.workers import (
     ClaimRequest,
     FinishRequest,
     JournalPart,
+    LogPart,
     ReleaseRequest,
     RunFilePart,
     SentUpload,
@@ -37,6 +38,7 @@ from osmosis_ai.api.models.workers import (
     SyncRequest,
     UploadGrant,
     WantedUpload,
+    WorkerLogLine,
     shard_route,
 )
 from osmosis_ai.controller.record import TerminalRecord
@@ -47,9 +49,8 @@ from osmosis_ai.platform.db.tables import DbRun, DbRunShard, DbSample
 from osmosis_ai.platform.queue.phases import TERM
 from osmosis_ai.platform.runs.lifecycle import version_of
 from osmosis_ai.platform.runs.requests import RowSelection, read_eval_request
-from osmosis_ai.platform.services import PlatformServices
 from tests.evaluation.builders import record
-from tests.platform.conftest import ManualClock
+from tests.platform.conftest import ManualClock, World
 from tests.platform.evaluations import Submits, submit_body, training_body
 
 EVALS = Submits("/api/cli/eval-runs", submit_body)
@@ -72,22 +73,22 @@ class Refused(Exception):
         super().__init__(f"{self.status} {self.code}: {self.body['error']}")
 
 
-def settle(services: PlatformServices) -> None:
+def settle(world: World) -> None:
     """Let the platform do everything that it can do by itself: prepare, stop and finalize runs, count samples."""
-    services.queue.close_stopped()
-    while services.platform_shards.execute_next():
+    world.services.queue.close_stopped()
+    while world.services.platform_shards.execute_next():
         pass
-    services.platform_shards._numbers.update()
+    world.services.platform_shards._numbers.update()
 
 
-def worker_app(services: PlatformServices) -> TestClient:
+def worker_app(world: World) -> TestClient:
     """Return the application that workers of this machine speak to."""
-    if services.db not in _apps:
-        _apps[services.db] = TestClient(create_worker_app(services))
-    return _apps[services.db]
+    if world.services.db not in _apps:
+        _apps[world.services.db] = TestClient(create_worker_app(world.services))
+    return _apps[world.services.db]
 
 
-def call(services: PlatformServices, bearer: str, route: str, body: Any) -> httpx.Response:
+def call(world: World, bearer: str, route: str, body: Any) -> httpx.Response:
     """Make a call of the worker protocol; a refusal is raised."""
     is_model = isinstance(body, WireModel)
     content = body.model_dump_json(by_alias=True, exclude_unset=True) if is_model else json.dumps(body)
@@ -95,7 +96,7 @@ def call(services: PlatformServices, bearer: str, route: str, body: Any) -> http
         # Tests write `files/a` for the upload `files/SHARD/a`, the only names that a shard may use.
         content = re.sub(r'"files/(?!shd_)', f'"files/{route.split("/shards/")[1].split("/")[0]}/', content)
     headers = {"Authorization": f"Bearer {bearer}", "Content-Type": "application/json"}
-    reply = worker_app(services).post(route, content=content, headers=headers)
+    reply = worker_app(world).post(route, content=content, headers=headers)
     if reply.status_code >= 400:
         raise Refused(reply)
     return reply
@@ -105,14 +106,14 @@ def claim_request(**fields: Any) -> ClaimRequest:
     return ClaimRequest(**{"claim_id": secrets.token_hex(16), "sdk_version": __version__, **fields})
 
 
-def claim(services: PlatformServices, bearer: str, request: ClaimRequest | None = None) -> Assignment | None:
-    reply = call(services, bearer, CLAIM, request or claim_request())
+def claim(world: World, bearer: str, request: ClaimRequest | None = None) -> Assignment | None:
+    reply = call(world, bearer, CLAIM, request or claim_request())
     return ClaimReply.model_validate(reply.json()).assignment
 
 
-def pool_token(services: PlatformServices, pool: str = "gpu", **only: Any) -> str:
+def pool_token(world: World, pool: str = "gpu", **only: Any) -> str:
     """Return a new worker token of a pool."""
-    return services.worker_access.create_token(pool, **only)[1]
+    return world.services.worker_access.create_token(pool, **only)[1]
 
 
 def journal_of(records: Iterable[TerminalRecord]) -> bytes:
@@ -158,8 +159,8 @@ class FakeWorker:
         journal: what it has recorded so far.
     """
 
-    def __init__(self, services: PlatformServices, assignment: Assignment, bearer: str = "") -> None:
-        self.services = services
+    def __init__(self, world: World, assignment: Assignment, bearer: str = "") -> None:
+        self.world = world
         self.assignment = assignment
         self.bearer = bearer
         self.run_id, self.shard_id = assignment.run.id, assignment.shard.id
@@ -168,18 +169,18 @@ class FakeWorker:
 
     @classmethod
     def claims(
-        cls, services: PlatformServices, pool: str | None = None, run_id: str | None = None, **fields: Any
+        cls, world: World, pool: str | None = None, run_id: str | None = None, **fields: Any
     ) -> FakeWorker:
         """Claim a shard of a pool, or of the platform's own machine."""
-        settle(services)
-        bearer = services.worker_access.local_token if pool is None else pool_token(services, pool)
+        settle(world)
+        bearer = world.services.worker_access.local_token if pool is None else pool_token(world, pool)
         more = {"run_id": run_id} if run_id is not None else {}
-        assignment = claim(services, bearer, claim_request(**more, **fields))
+        assignment = claim(world, bearer, claim_request(**more, **fields))
         assert assignment is not None, "no shard can be claimed"
-        return cls(services, assignment, bearer)
+        return cls(world, assignment, bearer)
 
     def call(self, name: Any, body: Any) -> httpx.Response:
-        return call(self.services, self.lease, shard_route(self.shard_id, name), body)
+        return call(self.world, self.lease, shard_route(self.shard_id, name), body)
 
     def sync(self, **fields: Any) -> SyncReply:
         return SyncReply.model_validate(self.call("sync", SyncRequest(**fields)).json())
@@ -201,6 +202,11 @@ class FakeWorker:
         self.write([record(row, 0, **changes) for row in rows])
         self.sync(journal=self.part(sent))
 
+    def logs(self, message: str, first: int = 0) -> None:
+        """Send a line of the run's log, which is the ``first``-th of this worker."""
+        line = WorkerLogLine(timestamp=self.world.services.clock.now(), message=message)
+        self.sync(log=LogPart(first=first, lines=[line]))
+
     def conversation(self, row: int, attempt: int = 0, content: bytes = b'{"steps": []}') -> RunFilePart:
         """Return the inline conversation of an attempt."""
         path = f"trajectories/{item_name(row, attempt)}.json"
@@ -215,7 +221,7 @@ class FakeWorker:
 
     def puts(self, grant: UploadGrant, content: bytes) -> SentUpload:
         """Upload bytes where they were granted."""
-        reply = worker_app(self.services).put(grant.url, content=content)
+        reply = worker_app(self.world).put(grant.url, content=content)
         assert reply.status_code == 200, reply.text
         return SentUpload(name=grant.name, id=grant.id, etag=reply.headers["etag"].strip('"'))
 
@@ -231,7 +237,7 @@ class FakeWorker:
         request = FinishRequest.model_validate({"outcome": outcome, **fields})
         closed = ShardClosed.model_validate(self.call("finish", request).json())
         if settles:
-            settle(self.services)
+            settle(self.world)
         return closed
 
     def records_rest(self) -> None:
@@ -253,34 +259,34 @@ class FakeWorker:
 
     @property
     def run(self) -> DbRun:
-        with self.services.db.session() as session:
+        with self.world.services.db.session() as session:
             return session.get_one(DbRun, self.run_id)
 
     @property
     def shard(self) -> DbRunShard:
-        with self.services.db.session() as session:
+        with self.world.services.db.session() as session:
             return session.get_one(DbRunShard, self.shard_id)
 
     def samples(self) -> list[DbSample]:
-        with self.services.db.session() as session:
+        with self.world.services.db.session() as session:
             mine = select(DbSample).where(DbSample.run_id == self.run_id)
             return list(session.scalars(mine.order_by(DbSample.row_index, DbSample.run_index)))
 
     def messages(self) -> list[str]:
         """Return the messages of the run's log."""
-        page = self.services.logs.page(self.run_id, limit=500, direction="newer")
+        page = self.world.services.logs.page(self.run_id, limit=500, direction="newer")
         return [line.message or "" for line in page.logs]
 
     def download(self, url: str) -> bytes:
         """Return what a URL of the assignment serves."""
-        reply = worker_app(self.services).get(url)
+        reply = worker_app(self.world).get(url)
         assert reply.status_code == 200, reply.text
         return reply.content
 
     def stored_journal(self) -> bytes:
         """Return the platform's journal of the shard."""
         headers = {"Authorization": f"Bearer {self.lease}"}
-        reply = worker_app(self.services).get(shard_route(self.shard_id, "journal"), headers=headers)
+        reply = worker_app(self.world).get(shard_route(self.shard_id, "journal"), headers=headers)
         if reply.status_code >= 400:
             raise Refused(reply)
         return reply.content
@@ -294,7 +300,7 @@ class FakeTrainer(FakeWorker):
 
     def step(self, number: int, metrics: dict[str, float], **validated: float) -> None:
         """Report a step that ended just now."""
-        at_ms = round(self.services.clock.now().timestamp() * 1000)
+        at_ms = round(self.world.services.clock.now().timestamp() * 1000)
         step = {"step": number, "timestamp_ms": at_ms, "metrics": metrics, "validation_rewards": validated}
         self.sync(training={"steps": [step]})
 

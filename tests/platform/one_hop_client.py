@@ -22,6 +22,7 @@ class _OneHop(httpx.BaseTransport):
 
     def __init__(self, app: FastAPI, portal: BlockingPortal) -> None:
         self._app, self._portal = app, portal
+        self.address = "testclient"
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         request.read()
@@ -45,7 +46,7 @@ class _OneHop(httpx.BaseTransport):
 
         # An exception has become a reply by then, and is only logged by the server.
         with contextlib.suppress(Exception):
-            await self._app(_scope(request), receive, send)
+            await self._app(_scope(request, self.address), receive, send)
         assert told, "the application did not answer"
         start, *body = told
         return httpx.Response(
@@ -56,7 +57,7 @@ class _OneHop(httpx.BaseTransport):
         )
 
 
-def _scope(request: httpx.Request) -> dict[str, Any]:
+def _scope(request: httpx.Request, address: str) -> dict[str, Any]:
     url = request.url
     return {
         "type": "http",
@@ -69,7 +70,7 @@ def _scope(request: httpx.Request) -> dict[str, Any]:
         "root_path": "",
         "query_string": url.query,
         "headers": [(name.lower(), value) for name, value in request.headers.raw],
-        "client": ("testclient", 50000),
+        "client": (address, 50000),
         "server": (url.host, url.port or {"http": 80, "https": 443}[url.scheme]),
         "state": {},
     }
@@ -79,8 +80,18 @@ class OneHopClient(httpx.Client):
     """A client of ``app``; nothing is followed."""
 
     def __init__(self, app: FastAPI, portal: BlockingPortal, base_url: str) -> None:
-        super().__init__(transport=_OneHop(app, portal), base_url=base_url, trust_env=False)
+        self._one_hop = _OneHop(app, portal)
+        super().__init__(transport=self._one_hop, base_url=base_url, trust_env=False)
         self.app = app
+
+    @property
+    def address(self) -> str:
+        """Where the requests come from."""
+        return self._one_hop.address
+
+    @address.setter
+    def address(self, address: str) -> None:
+        self._one_hop.address = address
 
 
 @contextlib.contextmanager

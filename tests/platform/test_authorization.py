@@ -10,27 +10,22 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode, urljoin, urlsplit
 
 import pytest
-from sqlalchemy import func, select
 
-from osmosis_ai.platform.db.base import Base
-from osmosis_ai.platform.db.tables import (
-    DbDataset,
-    DbLoraModel,
-    DbRolloutServer,
-    DbRun,
-    DbSecretAccess,
-    new_id,
-)
-from osmosis_ai.platform.offboarding import Offboarding
-from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.evaluations import add_dataset
 from tests.platform.local_runs import IMPORTS, LocalRun
 from tests.platform.one_hop_client import OneHopClient
 from tests.platform.pages.browsing import PASSWORD, sign_in
-from tests.platform.routes.test_models import add_models
-from tests.platform.viewer.runs_world import add_file, add_run, add_samples
+from tests.platform.viewer.runs_world import (
+    add_file,
+    add_model,
+    add_run,
+    add_samples,
+    add_secret_access,
+    kept_of,
+)
 
+REGISTER = "/api/cli/rollout-server/register"
 MARK = "CANARY"
 """Part of every name and text of the workspace `fern`; a reply with it is a leak."""
 ADMINS_ONLY = {("post", "/api/cli/environment-secrets"), ("delete", "/api/cli/environment-secrets")}
@@ -47,61 +42,45 @@ def password() -> str:
 
 
 @pytest.fixture
-def owner(client: OneHopClient, services: PlatformServices, world: World) -> Member:
+def owner(client: OneHopClient, world: World) -> Member:
     """The owner of `fern`, which has one of everything."""
     mara = world.member(password=PASSWORD)
-    add_dataset(services, mara, f"{MARK}-rows", rows=[{"user_prompt": MARK, "ground_truth": MARK}])
-    run = add_run(services, mara, f"{MARK}-eval", error=MARK, commit_sha="c" * 40)
-    add_samples(services, run, [{"row": 0, "attempt": 0, "output": MARK}])
-    add_file(services, run, "metrics/rewards.json", MARK.encode())
-    trained = add_run(services, mara, f"{MARK}-training", kind="training")
-    (adapter,) = add_models(services, trained, 5)
-    add_file(services, trained, "checkpoints/5/adapter.bin", MARK.encode())
-    assert adapter.startswith(MARK)
-    services.secrets.put(mara.workspace.id, mara.user.id, "KEY_OF_FERN", f"{MARK} value", "workspace")
-    with services.db.transaction() as session:
-        server = {"name": "server-of-fern", "host": "127.0.0.1", "port": 9, "status": "unhealthy"}
-        now = services.clock.now()
-        home = mara.workspace.id
-        session.add(
-            DbRolloutServer(id=new_id("rs"), workspace_id=home, created_at=now, updated_at=now, **server)
-        )
-        answer = {"run_id": run.id, "run_name": run.name, "attempt": 1, "claim_id": "a" * 32, "names": [MARK]}
-        session.add(DbSecretAccess(id=new_id("sac"), workspace_id=home, created_at=now, **answer))
+    add_dataset(world, mara, f"{MARK}-rows", rows=[{"user_prompt": MARK, "ground_truth": MARK}])
+    run = add_run(world, mara, f"{MARK}-eval", error=MARK, commit_sha="c" * 40)
+    add_samples(world, run, [{"row": 0, "attempt": 0, "output": MARK}])
+    add_file(world, run, "metrics/rewards.json", MARK.encode())
+    trained = add_run(world, mara, f"{MARK}-training", kind="training")
+    add_model(world, trained)
+    add_file(world, trained, "checkpoints/5/adapter.bin", MARK.encode())
+    world.put_secret(mara, "KEY_OF_FERN", f"{MARK} value", "workspace")
+    server = {"host": "127.0.0.1", "port": 9, "agent_loop_name": "server-of-fern", "api_key": "k"}
+    assert client.post(REGISTER, json=server, headers=mara.headers).json()["status"] == "unhealthy"
+    add_secret_access(world, run, MARK)
     return mara
 
 
-def strangers(
-    world: World, services: PlatformServices, owner: Member, clock: ManualClock
-) -> Iterator[tuple[str, dict[str, str]]]:
+def strangers(world: World, owner: Member) -> Iterator[tuple[str, dict[str, str]]]:
     """Return who asks, each with the headers of the requests."""
-    fern = owner.repository.identity
+    fern = {"X-Osmosis-Git": owner.repository.identity}
     for role in ("owner", "admin", "member"):
         other = world.member(f"ivo-{role}", workspace="moss", role=role)
         yield f"{role} of moss, in moss", other.headers
-        yield f"{role} of moss, in fern", {**other.headers, "X-Osmosis-Git": fern}
-    key = services.accounts.create_token(other.user.id, "api_key", name="k")[1]
-    yield "API key of moss", {"Authorization": f"Bearer {key}", "X-Osmosis-Git": fern}
-    own_key = services.accounts.create_token(owner.user.id, "api_key", name="k")[1]
-    yield "API key of fern", {"Authorization": f"Bearer {own_key}", "X-Osmosis-Git": fern}
-    moss = other.workspace
-    services.workspaces.add_member(moss.id, owner.user.id)
-    for_moss = services.accounts.create_token(owner.user.id, "cli", name="k", workspace_id=moss.id)[1]
-    yield (
-        "owner of fern, with a token for moss",
-        {"Authorization": f"Bearer {for_moss}", "X-Osmosis-Git": fern},
-    )
+        yield f"{role} of moss, in fern", other.headers | fern
+    yield "API key of moss", world.token(other, "api_key") | fern
+    yield "API key of fern", world.token(owner, "api_key") | fern
+    world.join(other.workspace.id, owner)
+    yield "owner of fern, with a token for moss", world.token(owner, workspace_id=other.workspace.id) | fern
     former = world.member("eva", role="admin")
-    services.workspaces.remove_member(former.workspace.id, former.user.id)
+    world.operate("member", "remove", "fern", former.user.email, "--yes")
     yield "former admin of fern", former.headers
     revoked = world.member("tim", role="admin")
-    services.accounts.revoke_token(revoked.token_id)
+    world.operate("token", "revoke", revoked.token_id, "--yes")
     yield "revoked token", revoked.headers
     disabled = world.member("pia", role="admin")
-    Offboarding(services.db, clock, services.accounts).disable(disabled.user.email)
+    world.operate("user", "disable", disabled.user.email, "--yes")
     yield "disabled user", disabled.headers
-    yield "unknown token", {"Authorization": "Bearer osm_unknown", "X-Osmosis-Git": fern}
-    yield "nobody", {"X-Osmosis-Git": fern}
+    yield "unknown token", {"Authorization": "Bearer osm_unknown"} | fern
+    yield "nobody", fern
 
 
 def routes_of(client: OneHopClient) -> list[tuple[str, str]]:
@@ -110,19 +89,24 @@ def routes_of(client: OneHopClient) -> list[tuple[str, str]]:
     return [(method, path) for path, methods in described.items() for method in methods]
 
 
-def filled(services: PlatformServices, owner: Member, session_id: str, path: str) -> list[str]:
+LISTS = {
+    "datasets": ("/api/cli/datasets", "file_name"),
+    "eval-runs": ("/api/cli/eval-runs", "name"),
+    "training-runs": ("/api/cli/training-runs", "name"),
+    "models": ("/api/cli/models/lora", "model_name"),
+    "rollout-servers": ("/api/cli/rollout-servers", "name"),
+}
+
+
+def filled(client: OneHopClient, owner: Member, session_id: str, path: str) -> list[str]:
     """Return the paths of a route with names and ids of what `fern` has."""
     noun = path.removeprefix("/api/cli/").partition("/")[0]
-    asked = {
-        "datasets": select(DbDataset),
-        "eval-runs": select(DbRun).where(DbRun.kind == "eval"),
-        "training-runs": select(DbRun).where(DbRun.kind == "training"),
-        "models": select(DbLoraModel),
-        "rollout-servers": select(DbRolloutServer),
-    }
-    with services.db.session() as session:
-        rows: Any = session.scalars(asked[noun]) if noun in asked else ()
-        found = [name for row in rows for name in (row.name, row.id)]
+    found: list[str] = []
+    if noun in LISTS:
+        route, name = LISTS[noun]
+        listed = client.get(route, headers=owner.headers).json()
+        found = [each[key] for each in next(iter(listed.values())) for key in (name, "id")]
+        assert found, route
     values = {"session_id": [session_id], "token_id": [owner.token_id], "row": ["0"], "attempt": ["0"]}
     paths = [path]
     for name in re.findall(r"{(\w+)}", path):
@@ -150,34 +134,18 @@ def body_of(method: str, path: str) -> dict[str, Any] | None:
     return bodies.get(path.rpartition("/")[2], {})
 
 
-def counts(services: PlatformServices) -> dict[str, Any]:
-    """Return what the platform holds of `fern`, without the tables that asking alone changes."""
-    tables = [table for table in Base.metadata.sorted_tables if table.name not in ("tokens", "device_logins")]
-    with services.db.session() as session:
-        fern = [table for table in tables if "workspace_id" in table.columns]
-        mine = services.workspaces.all()[0].id
-        found: dict[str, Any] = {
-            table.name: sorted(map(str, session.execute(select(table).where(table.c.workspace_id == mine))))
-            for table in fern
-        }
-        for table in tables:
-            if table not in fern and table.name.startswith(("run_", "samples", "eval_import")):
-                found[table.name] = session.scalar(select(func.count()).select_from(table))
-    return found
-
-
 def test_no_route_tells_or_changes_anything_of_another_workspace(
-    client: OneHopClient, services: PlatformServices, world: World, owner: Member, clock: ManualClock
+    client: OneHopClient, world: World, owner: Member, clock: ManualClock
 ) -> None:
     local = LocalRun()
     session_id = client.post(IMPORTS, json=local.start(), headers=owner.headers).json()["session_id"]
-    asking = list(strangers(world, services, owner, clock))
-    before, statuses = counts(services), Counter[int]()
+    asking = list(strangers(world, owner))
+    before, statuses = kept_of(world, owner), Counter[int]()
     own = {"/api/cli/device/authorize", "/api/cli/device/token", "/blobs/{token}"}
     for method, path in routes_of(client):
         if path in own:
             continue
-        for address in filled(services, owner, session_id, path):
+        for address in filled(client, owner, session_id, path):
             for who, headers in asking:
                 query = {"organizationId": owner.workspace.id} if path.endswith("/quickstart") else None
                 body = body_of(method, path)
@@ -192,21 +160,21 @@ def test_no_route_tells_or_changes_anything_of_another_workspace(
                 if reply.status_code < 300:
                     assert MARK not in reply.text, said
                     assert method != "get" or not re.search("KEY_OF_FERN|server-of-fern", reply.text), said
-    assert counts(services) == before
+    assert kept_of(world, owner) == before
     assert statuses.total() > 1_000 and statuses[403] and statuses[404] and statuses[401]
 
 
 def test_a_member_changes_nothing_that_belongs_to_others(
-    client: OneHopClient, services: PlatformServices, world: World, owner: Member
+    client: OneHopClient, world: World, owner: Member
 ) -> None:
     tom = world.member("tom", role="member")
-    before = counts(services)
+    before = kept_of(world, owner)
     for method, path in sorted(ADMINS_ONLY | MAKERS_ONLY):
-        for address in filled(services, owner, "", path):
+        for address in filled(client, owner, "", path):
             reply = client.request(method, address, headers=tom.headers, json=body_of(method, path))
             assert reply.status_code == 403, f"{method} {address}: {reply.text}"
             assert reply.json()["code"] == "ROLE_REQUIRED"
-    assert counts(services) == before
+    assert kept_of(world, owner) == before
 
 
 def linked(client: OneHopClient, address: str) -> tuple[set[str], set[tuple[str, str]]]:
@@ -228,7 +196,7 @@ def linked(client: OneHopClient, address: str) -> tuple[set[str], set[tuple[str,
 
 
 def test_no_page_shows_or_changes_anything_of_another_workspace(
-    client: OneHopClient, services: PlatformServices, world: World, owner: Member
+    client: OneHopClient, world: World, owner: Member
 ) -> None:
     client.headers["accept"] = "text/html"
     sign_in(client)
@@ -253,7 +221,7 @@ def test_no_page_shows_or_changes_anything_of_another_workspace(
         if role is not None:
             world.member(f"una-{role}", workspace="moss", role=role, password=PASSWORD)  # type: ignore[arg-type]
             sign_in(client, f"una-{role}@moss.example")
-        before = counts(services)
+        before = kept_of(world, owner)
         for address in sorted(seen):
             reply = client.get(address)
             assert reply.status_code in ((303,) if role is None else (404,)), (address, reply.status_code)
@@ -265,5 +233,5 @@ def test_no_page_shows_or_changes_anything_of_another_workspace(
             assert reply.status_code in (303, 403, 404), (action, reply.status_code)
             assert reply.status_code != 303 or "/login" in reply.headers["location"], action
             assert MARK not in re.sub(r"next=[^\"\s]*", "", reply.text), action
-        assert counts(services) == before
+        assert kept_of(world, owner) == before
         client.cookies.clear()

@@ -19,7 +19,6 @@ from osmosis_ai.platform.config import (
     require_usable_cluster,
 )
 from osmosis_ai.platform.ray_jobs import Job, RayError, RayLauncher
-from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.evaluations import Code, add_dataset, put_mirror, read_commits_once
 from tests.platform.fake_ray import ADDRESS, TIMEOUT, TOKEN, FakeRay
@@ -191,35 +190,33 @@ def config(config: PlatformConfig) -> PlatformConfig:
 
 
 @pytest.fixture
-def member(
-    world: World, services: PlatformServices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Member:
+def member(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Member:
     read_commits_once(monkeypatch)
     found = world.member(clone_url=str(Code(tmp_path / "code").path))
-    add_dataset(services, found)
-    put_mirror(services, found)
+    add_dataset(world, found)
+    put_mirror(world, found)
     return found
 
 
 class Cluster:
     """A cluster, a launcher and runs."""
 
-    def __init__(self, services: PlatformServices, clock: ManualClock, api: TestClient, home: Path) -> None:
-        self.services, self.clock, self.api, self.home = services, clock, api, home
+    def __init__(self, world: World, clock: ManualClock, api: TestClient, home: Path) -> None:
+        self.world, self.clock, self.api, self.home = world, clock, api, home
         self.ray = FakeRay()
         self.launcher = self.restart()
 
     def restart(self, slots: int = 100) -> RayLauncher:
         """Replace the launcher, like a platform that starts again."""
         jobs = self.ray.client(self.home, self.clock.monotonic)
-        queue, access = self.services.queue, self.services.worker_access
+        queue, access = self.world.services.queue, self.world.services.worker_access
         self.launcher = RayLauncher(queue, access, jobs, slots=slots, monotonic=self.clock.monotonic)
         return self.launcher
 
     def submit(self, **execution: Any) -> str:
         """Submit an evaluation; return its id."""
         reply = EVALS.taken(self.api, advanced_config={"execution": execution} if execution else {})
-        settle(self.services)
+        settle(self.world)
         return str(reply["id"])
 
     def rounds(self, seconds: float = 0.0) -> None:
@@ -240,13 +237,13 @@ class Cluster:
         """Claim with the ticket of the newest job, which begins to run."""
         self.ray.jobs[self.job] = "running"
         ticket = self.ray.ticket(self.job)
-        assignment = claim(self.services, ticket)
+        assignment = claim(self.world, ticket)
         assert assignment is not None
-        return FakeWorker(self.services, assignment, ticket)
+        return FakeWorker(self.world, assignment, ticket)
 
     def assert_ticket_void(self, job: str) -> None:
         with pytest.raises(Refused) as refused:
-            claim(self.services, self.ray.ticket(job))
+            claim(self.world, self.ray.ticket(job))
         assert refused.value.code == "TICKET_VOID"
 
     def show(self, run_id: str) -> dict[str, Any]:
@@ -255,13 +252,13 @@ class Cluster:
         return {**detail["eval_run"], "waits": detail.get("waits")}
 
     def log(self, run_id: str) -> list[str]:
-        page = self.services.logs.page(run_id, limit=500, direction="newer")
+        page = self.world.services.logs.page(run_id, limit=500, direction="newer")
         return [line.message or "" for line in page.logs]
 
 
 @pytest.fixture
-def cluster(services: PlatformServices, clock: ManualClock, api: TestClient, tmp_path: Path) -> Cluster:
-    return Cluster(services, clock, api, tmp_path)
+def cluster(world: World, clock: ManualClock, api: TestClient, tmp_path: Path) -> Cluster:
+    return Cluster(world, clock, api, tmp_path)
 
 
 def test_a_run_becomes_a_job_and_its_ticket_claims_it(cluster: Cluster) -> None:
@@ -297,9 +294,9 @@ def test_each_worker_of_a_run_is_a_job_and_slots_limit_them(cluster: Cluster) ->
     assert len(cluster.ray.bodies) == 2
     claimed = []
     for job in list(cluster.ray.bodies):
-        assignment = claim(cluster.services, cluster.ray.ticket(job))
+        assignment = claim(cluster.world, cluster.ray.ticket(job))
         assert assignment is not None
-        claimed.append(FakeWorker(cluster.services, assignment))
+        claimed.append(FakeWorker(cluster.world, assignment))
     assert {worker.assignment.shard.number for worker in claimed} == {0, 1}
     cluster.ray.set_all("running")
     claimed[0].records(1)
@@ -404,7 +401,7 @@ def test_a_job_that_does_not_stop_in_time_is_stopped_by_the_cluster(cluster: Clu
     assert set(cluster.ray.stopped) == {cluster.job}
     cluster.ray.set_all("stopped")
     cluster.rounds()
-    settle(cluster.services)
+    settle(cluster.world)
     assert cluster.show(run)["status"] == "stopped"
     assert len(cluster.ray.jobs) == 1
 
@@ -434,7 +431,7 @@ def test_jobs_that_end_without_progress_fail_the_run_in_the_end(cluster: Cluster
         cluster.rounds(100)
         cluster.ray.set_all("failed_127")
     cluster.rounds()
-    settle(cluster.services)
+    settle(cluster.world)
     ended = cluster.show(run)
     assert ended["status"] == "failed"
     assert ended["error"] == (

@@ -13,7 +13,6 @@ from sqlalchemy import select
 from osmosis_ai.platform.db.tables import DbRepository as RepositoryRow
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
 from osmosis_ai.platform.routes import rollouts as http_rollouts
-from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import Member, World, assert_flat_error
 from tests.platform.gitsync.repositories import Repository
 
@@ -116,7 +115,7 @@ def test_an_unknown_branch_is_not_found_with_a_suggestion(api: TestClient, repos
 
 
 def test_when_a_sync_fails_what_was_known_is_listed_with_the_reason(
-    api: TestClient, repository: Repository, services: PlatformServices
+    api: TestClient, repository: Repository, world: World
 ) -> None:
     api.get(PATH)
     (repository.root / ".git").rename(repository.root / "moved")
@@ -124,12 +123,12 @@ def test_when_a_sync_fails_what_was_known_is_listed_with_the_reason(
     listed = api.get(PATH).json()
     assert [row["name"] for row in listed["rollouts"]] == ["add", "multiply"]
     assert "fern/agents cannot be fetched from" in listed["sync_error"]
-    assert _row(services).sync_error == listed["sync_error"]
+    assert _row(world).sync_error == listed["sync_error"]
     assert _names(api, branch="main") == {"add": True, "multiply": True}
 
     (repository.root / "moved").rename(repository.root / ".git")
     assert "sync_error" not in api.get(PATH).json()
-    assert _row(services).sync_error is None
+    assert _row(world).sync_error is None
 
 
 def test_a_repository_that_never_could_be_fetched_is_an_error_in_gits_words(
@@ -172,11 +171,11 @@ class _SlowMirrors(MirrorStore):
 
 
 def test_a_slow_sync_is_shared_and_does_not_hold_up_the_list_for_ever(
-    api: TestClient, services: PlatformServices, member: Member, monkeypatch: pytest.MonkeyPatch
+    api: TestClient, world: World, member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api.get(PATH)
-    mirrors = _SlowMirrors(services.mirrors.root)
-    monkeypatch.setattr(services.rollouts, "_mirrors", mirrors)
+    mirrors = _SlowMirrors(world.services.mirrors.root)
+    monkeypatch.setattr(world.services.rollouts, "_mirrors", mirrors)
     monkeypatch.setattr(http_rollouts, "SYNC_WAIT_S", 0.01)
 
     for _ in range(3):
@@ -186,20 +185,20 @@ def test_a_slow_sync_is_shared_and_does_not_hold_up_the_list_for_ever(
     assert mirrors.was_asked.wait(300)
     assert mirrors.asked == 1
 
-    running = services.rollouts.start_sync(member.repository.id)
+    running = world.services.rollouts.start_sync(member.repository.id)
     mirrors.answer.set()
     assert running.result(timeout=300).sync_error is None
 
     ended: Future[None] = Future()
     ended.set_result(None)
-    monkeypatch.setattr(services.rollouts, "_threads", SimpleNamespace(submit=lambda *_, **__: ended))
+    monkeypatch.setattr(world.services.rollouts, "_threads", SimpleNamespace(submit=lambda *_, **__: ended))
     for _ in range(2):  # a sync that ends at once is not waited for
-        assert services.rollouts.start_sync("rep_any") is ended  # type: ignore[comparison-overlap]
+        assert world.services.rollouts.start_sync("rep_any") is ended  # type: ignore[comparison-overlap]
     monkeypatch.undo()
 
 
-def _row(services: PlatformServices) -> RepositoryRow:
-    with services.db.session() as session:
+def _row(world: World) -> RepositoryRow:
+    with world.services.db.session() as session:
         row = session.scalar(select(RepositoryRow))
     assert row is not None
     return row

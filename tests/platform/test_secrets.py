@@ -18,7 +18,6 @@ from sqlalchemy import func, select, text
 
 from osmosis_ai.platform.db.tables import DbRun, DbSecret
 from osmosis_ai.platform.secrets import MissingSecretsError, resolve_scopes, resolve_secrets
-from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.vault import Vault, VaultError, key_id_of, rotate_secret_key
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 from tests.platform.fake_worker import Killed
@@ -44,7 +43,7 @@ def test_a_secret_cannot_have_the_name_of_the_login_token(api: TestClient, membe
 
 
 def test_a_secret_is_stored_told_about_and_its_value_never_comes_back(
-    api: TestClient, member: Member, services: PlatformServices
+    api: TestClient, member: Member
 ) -> None:
     reply = _set(api, "OPENAI_API_KEY", scope="workspace")
 
@@ -147,53 +146,55 @@ def test_a_malformed_request_is_refused_without_repeating_what_it_held(
 
 
 def test_no_value_is_readable_in_any_file_of_the_platform_or_its_log(
-    api: TestClient, services: PlatformServices, caplog: pytest.LogCaptureFixture, member: Member
+    api: TestClient, world: World, caplog: pytest.LogCaptureFixture, member: Member
 ) -> None:
     with caplog.at_level(logging.DEBUG):
         _set(api, "KEY", scope="workspace")
-        _values(services, member, "KEY")
+        _values(world, member, "KEY")
 
-    files = [path for path in services.config.home.rglob("*") if path.is_file()]
+    files = [path for path in world.services.config.home.rglob("*") if path.is_file()]
     assert len(files) > 2
     assert not [path for path in files if CANARY.encode() in path.read_bytes()]
     assert CANARY not in caplog.text
 
 
-def _values(services: PlatformServices, member: Member, *names: str) -> dict[str, tuple[str, str]]:
-    resolved = resolve_secrets(services.db, services.vault, member.workspace.id, member.user.id, names)
+def _values(world: World, member: Member, *names: str) -> dict[str, tuple[str, str]]:
+    resolved = resolve_secrets(
+        world.services.db, world.services.vault, member.workspace.id, member.user.id, names
+    )
     assert CANARY not in f"{resolved} {[*resolved.values()]}", "a resolved secret does not print its value"
     return {name: (secret.value, secret.scope) for name, secret in resolved.items()}
 
 
 def test_a_run_gets_the_members_own_value_before_the_workspaces(
-    api: TestClient, services: PlatformServices, member: Member, world: World
+    api: TestClient, world: World, member: Member
 ) -> None:
     _set(api, "SHARED", "s", "workspace")
     _set(api, "BOTH", "theirs", "workspace")
     _set(api, "BOTH", "mine", "user")
     _set(api, "OWN", "o", "user")
 
-    assert _values(services, member, "OWN", "BOTH", "SHARED") == {
+    assert _values(world, member, "OWN", "BOTH", "SHARED") == {
         "OWN": ("o", "user"),
         "BOTH": ("mine", "user_override"),
         "SHARED": ("s", "workspace"),
     }
     colleague = world.member("noor", role="member")
-    assert _values(services, colleague, "BOTH") == {"BOTH": ("theirs", "workspace")}
-    assert resolve_scopes(services.db, member.workspace.id, member.user.id, ["BOTH"]) == {
+    assert _values(world, colleague, "BOTH") == {"BOTH": ("theirs", "workspace")}
+    assert resolve_scopes(world.services.db, member.workspace.id, member.user.id, ["BOTH"]) == {
         "BOTH": "user_override"
     }
-    assert _values(services, member) == {}
+    assert _values(world, member) == {}
 
 
 def test_all_missing_secrets_are_named_at_once_in_the_order_asked(
-    api: TestClient, services: PlatformServices, member: Member, stranger: Member
+    api: TestClient, world: World, member: Member, stranger: Member
 ) -> None:
     _set(api, "HERE", scope="workspace")
     _set(api, "THEIRS", scope="workspace", headers=stranger.headers)
 
     with pytest.raises(MissingSecretsError, match=r"^Secret\(s\) not found: ZULU, THEIRS, ALPHA$") as caught:
-        _values(services, member, "ZULU", "HERE", "THEIRS", "ALPHA", "ZULU")
+        _values(world, member, "ZULU", "HERE", "THEIRS", "ALPHA", "ZULU")
     assert caught.value.names == ("ZULU", "THEIRS", "ALPHA")
     assert caught.value.code == "NOT_FOUND"
 
@@ -315,70 +316,68 @@ VALUES = {name: f"sk-of-{name}" for name in NAMES}
 
 
 @pytest.fixture
-def stored(services: PlatformServices, member: Member) -> None:
+def stored(world: World, member: Member) -> None:
     for name, value in VALUES.items():
-        services.secrets.put(member.workspace.id, member.user.id, name, value, "workspace")
+        world.put_secret(member, name, value, "workspace")
 
 
-def resolved(services: PlatformServices, member: Member, vault: Vault) -> dict[str, str]:
-    found = resolve_secrets(services.db, vault, member.workspace.id, member.user.id, NAMES)
+def resolved(world: World, member: Member, vault: Vault) -> dict[str, str]:
+    found = resolve_secrets(world.services.db, vault, member.workspace.id, member.user.id, NAMES)
     return {name: secret.value for name, secret in found.items()}
 
 
-def keys_in_database(services: PlatformServices) -> set[bytes]:
-    with services.db.session() as session:
+def keys_in_database(world: World) -> set[bytes]:
+    with world.services.db.session() as session:
         return {key_id_of(sealed) for sealed in session.scalars(select(DbSecret.sealed))}
 
 
 @pytest.mark.usefixtures("stored")
 def test_every_secret_has_the_new_key_and_the_platform_that_runs_goes_on(
-    services: PlatformServices, member: Member, clock: ManualClock
+    world: World, member: Member, clock: ManualClock
 ) -> None:
-    running, former = services.vault, keys_in_database(services)
-    done = rotate_secret_key(services.db, Vault(running.key_file), clock)
+    running, former = world.services.vault, keys_in_database(world)
+    done = rotate_secret_key(world.services.db, Vault(running.key_file), clock)
 
     assert (done.resealed, done.forgotten, done.damaged) == (len(NAMES), 0, [])
-    assert not former & keys_in_database(services)
-    assert resolved(services, member, running) == VALUES
-    services.secrets.put(member.workspace.id, member.user.id, NAMES[0], "sk-new", "workspace")
-    assert len(keys_in_database(services)) == 1
-    assert resolved(services, member, Vault(running.key_file)) == {**VALUES, NAMES[0]: "sk-new"}
+    assert not former & keys_in_database(world)
+    assert resolved(world, member, running) == VALUES
+    world.put_secret(member, NAMES[0], "sk-new", "workspace")
+    assert len(keys_in_database(world)) == 1
+    assert resolved(world, member, Vault(running.key_file)) == {**VALUES, NAMES[0]: "sk-new"}
 
 
 @pytest.mark.usefixtures("stored")
 def test_a_backup_taken_before_opens_with_the_key_file_of_after_and_a_day_later_the_key_goes(
-    services: PlatformServices, clock: ManualClock
+    world: World, clock: ManualClock
 ) -> None:
-    vault = services.vault
-    with services.db.session() as session:
+    vault = world.services.vault
+    with world.services.db.session() as session:
         secret = session.scalars(select(DbSecret)).first()
     assert secret is not None
-    rotate_secret_key(services.db, vault, clock)
+    rotate_secret_key(world.services.db, vault, clock)
     assert Vault(vault.key_file).open(secret.sealed, context=f"secrets:{secret.id}").startswith(b"sk-of-")
 
     clock.advance(25 * 3600)
-    assert rotate_secret_key(services.db, vault, clock).forgotten == 1
+    assert rotate_secret_key(world.services.db, vault, clock).forgotten == 1
     assert key_id_of(secret.sealed).hex() not in vault.key_file.read_text()
 
 
 @pytest.mark.usefixtures("stored")
-def test_what_cannot_be_opened_is_named_and_its_key_is_kept(
-    services: PlatformServices, clock: ManualClock
-) -> None:
-    with services.db.transaction() as session:
+def test_what_cannot_be_opened_is_named_and_its_key_is_kept(world: World, clock: ManualClock) -> None:
+    with world.services.db.transaction() as session:
         secret = session.scalars(select(DbSecret).order_by(DbSecret.id)).all()[3]
         secret.sealed = secret.sealed[:-1] + bytes([secret.sealed[-1] ^ 1])
     kept = key_id_of(secret.sealed).hex()
     for _ in range(2):
-        done = rotate_secret_key(services.db, services.vault, clock)
+        done = rotate_secret_key(world.services.db, world.services.vault, clock)
         assert done.damaged == [f"secrets:{secret.id}"]
         clock.advance(25 * 3600)
-    assert kept in services.vault.key_file.read_text()
+    assert kept in world.services.vault.key_file.read_text()
 
 
 @pytest.mark.usefixtures("stored")
 def test_a_rotation_that_is_killed_half_way_has_lost_nothing_and_is_repeated(
-    services: PlatformServices, member: Member, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    world: World, member: Member, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seal, sealed = Vault.seal, list[str]()
 
@@ -392,26 +391,26 @@ def test_a_rotation_that_is_killed_half_way_has_lost_nothing_and_is_repeated(
         patch.setattr("osmosis_ai.platform.vault._BATCH", 2)
         patch.setattr(Vault, "seal", seal_five)
         with pytest.raises(Killed):
-            rotate_secret_key(services.db, Vault(services.vault.key_file), clock)
-    assert len(keys_in_database(services)) == 2
-    assert resolved(services, member, Vault(services.vault.key_file)) == VALUES
-    done = rotate_secret_key(services.db, services.vault, clock)
+            rotate_secret_key(world.services.db, Vault(world.services.vault.key_file), clock)
+    assert len(keys_in_database(world)) == 2
+    assert resolved(world, member, Vault(world.services.vault.key_file)) == VALUES
+    done = rotate_secret_key(world.services.db, world.services.vault, clock)
     assert done.resealed == len(NAMES)
-    assert len(keys_in_database(services)) == 1
-    assert resolved(services, member, services.vault) == VALUES
+    assert len(keys_in_database(world)) == 1
+    assert resolved(world, member, world.services.vault) == VALUES
 
 
 def test_values_given_for_one_run_are_sealed_anew_too(
-    services: PlatformServices, member: Member, clock: ManualClock
+    world: World, member: Member, clock: ManualClock
 ) -> None:
-    add_run(services, member, "waiting", id="run_waiting", status="pending")
-    sealed = services.vault.seal(b"{}", context="runs:run_waiting")
-    with services.db.transaction() as session:
+    add_run(world, member, "waiting", id="run_waiting", status="pending")
+    sealed = world.services.vault.seal(b"{}", context="runs:run_waiting")
+    with world.services.db.transaction() as session:
         session.execute(text("UPDATE runs SET sealed_secrets = :sealed"), {"sealed": sealed})
-    assert rotate_secret_key(services.db, services.vault, clock).resealed == 1
-    with services.db.session() as session:
+    assert rotate_secret_key(world.services.db, world.services.vault, clock).resealed == 1
+    with world.services.db.session() as session:
         fresh = session.get_one(DbRun, "run_waiting").sealed_secrets
     assert fresh is not None and key_id_of(fresh) != key_id_of(sealed)
-    assert services.vault.open(fresh, context="runs:run_waiting") == b"{}"
-    with services.db.session() as session:
+    assert world.services.vault.open(fresh, context="runs:run_waiting") == b"{}"
+    with world.services.db.session() as session:
         assert session.scalar(select(func.count()).select_from(DbSecret)) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
@@ -110,12 +109,13 @@ def test_a_start_without_the_files_that_its_database_names_says_so(
     config: PlatformConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     with run_platform(config) as platform:
-        services, member = platform.services, World(platform.services).member()
+        world = World(platform.services)
+        member = world.member()
         for number in range(20):
             key = f"runs/run-{number}/journal"
-            services.blobs.put(key, io.BytesIO(b"x"))
-            run = add_run(services, member, f"run-{number}", journal_blob=key)
-            add_file(services, run, "trajectories/row_0_run_0.json", b"{}")
+            world.store(key, b"x")
+            run = add_run(world, member, f"run-{number}", journal_blob=key)
+            add_file(world, run, "trajectories/row_0_run_0.json", b"{}")
     with run_platform(config) as platform:
         assert not any("sampled files" in warning for warning in platform.process.warnings)
     shutil.rmtree(config.blobs_dir)

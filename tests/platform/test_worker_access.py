@@ -15,7 +15,6 @@ from osmosis_ai.platform.db.tables import DbRun, DbRunShard, DbWorkerToken
 from osmosis_ai.platform.queue.access import CLAIM_WITHIN, WorkerAccess
 from osmosis_ai.platform.queue.queue import ClaimScope
 from osmosis_ai.platform.refusals import ApiError
-from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.viewer import runs_world
 
@@ -23,27 +22,27 @@ FIRST, SECOND = "a" * 32, "b" * 32
 
 
 @pytest.fixture
-def access(services: PlatformServices) -> WorkerAccess:
-    return services.worker_access
+def access(world: World) -> WorkerAccess:
+    return world.services.worker_access
 
 
-def add_run(services: PlatformServices, member: Member, name: str = "first", pool: str | None = None) -> str:
+def add_run(world: World, member: Member, name: str = "first", pool: str | None = None) -> str:
     """Add a pending run with a shard of work; return the shard's id."""
     known = {"id": f"run_{name}", "status": "pending", "request": {}, "pool": pool}
-    runs_world.add_run(services, member, name, **known)
-    with services.db.transaction() as session:
+    runs_world.add_run(world, member, name, **known)
+    with world.services.db.transaction() as session:
         session.add(DbRunShard(id=f"shd_{name}", run_id=f"run_{name}", kind="work"))
     return f"shd_{name}"
 
 
 @pytest.fixture
-def shard_id(services: PlatformServices, member: Member) -> str:
-    return add_run(services, member)
+def shard_id(world: World, member: Member) -> str:
+    return add_run(world, member)
 
 
-def change(services: PlatformServices, row_id: str, **values: Any) -> None:
+def change(world: World, row_id: str, **values: Any) -> None:
     table = DbRun if row_id.startswith("run_") else DbRunShard
-    with services.db.transaction() as session:
+    with world.services.db.transaction() as session:
         session.execute(update(table).where(table.id == row_id).values(**values))
 
 
@@ -62,7 +61,7 @@ def refusal(access: WorkerAccess, bearer: str, **fields: Any) -> tuple[int, str]
 
 
 def test_a_worker_token_is_for_its_pool_and_workspaces_and_stored_as_a_hash(
-    services: PlatformServices, access: WorkerAccess, member: Member
+    world: World, access: WorkerAccess, member: Member
 ) -> None:
     token, plain = access.create_token("gpu", name="basement")
     _, of_one = access.create_token("gpu", workspace_ids=[member.workspace.id])
@@ -71,9 +70,9 @@ def test_a_worker_token_is_for_its_pool_and_workspaces_and_stored_as_a_hash(
     assert access.authorize(of_one, request()).workspaces == {member.workspace.id}
     local = access.authorize(access.local_token, request())
     assert (local.pool, local.workspaces, local.shard_id) == (None, None, None)
-    with services.db.session() as session:
+    with world.services.db.session() as session:
         stored = str(session.execute(text("SELECT * FROM worker_tokens")).all())
-        assert session.get_one(DbWorkerToken, token.id).last_used_at == services.clock.now()
+        assert session.get_one(DbWorkerToken, token.id).last_used_at == world.services.clock.now()
     assert plain not in stored and plain[5:] not in stored
 
 
@@ -94,16 +93,16 @@ def test_a_token_of_another_pool_or_release_and_a_revoked_one_are_refused(access
 
 
 def test_tokens_of_users_and_workers_are_not_interchangeable(
-    services: PlatformServices, access: WorkerAccess, member: Member, shard_id: str
+    world: World, access: WorkerAccess, member: Member, shard_id: str
 ) -> None:
     assert refusal(access, member.token) == (403, "WORKER_TOKEN_REQUIRED")
     for plain in (access.create_token("gpu")[1], access.issue_ticket(shard_id)):
         with pytest.raises(TokenRejected):
-            services.accounts.authenticate(plain)
+            world.services.accounts.authenticate(plain)
 
 
 def test_waiting_for_a_run_that_cannot_come_is_refused_without_telling_why(
-    services: PlatformServices, access: WorkerAccess, world: World, member: Member
+    world: World, access: WorkerAccess, member: Member
 ) -> None:
     other = world.member("tom", workspace="moss")
     _, plain = access.create_token("gpu", workspace_ids=[member.workspace.id])
@@ -113,10 +112,10 @@ def test_waiting_for_a_run_that_cannot_come_is_refused_without_telling_why(
         ("local", member, None),
         ("foreign", other, "gpu"),
     ):
-        add_run(services, owner, name, pool)
-    change(services, "run_ended", status="stopped")
+        add_run(world, owner, name, pool)
+    change(world, "run_ended", status="stopped")
     for status in ("pending", "running"):
-        change(services, "run_open", status=status)
+        change(world, "run_open", status=status)
         assert access.authorize(plain, request(run_id="run_open")).pool == "gpu"
     refusals = set()
     for name in ("ended", "local", "foreign", "none"):
@@ -154,19 +153,19 @@ def test_a_machine_without_a_sandbox_gets_no_runs_of_several_workspaces_unless_i
 
 
 def test_a_ticket_is_for_one_shard_and_bound_to_its_first_claim(
-    services: PlatformServices, access: WorkerAccess, shard_id: str, clock: ManualClock
+    world: World, access: WorkerAccess, shard_id: str, clock: ManualClock
 ) -> None:
     ticket = access.issue_ticket(shard_id)
     assert refusal(access, ticket, run_id="run_other") == (403, "RUN_NOT_FOR_WORKER")
     assert refusal(access, ticket, sdk_version="0.3.1") == (426, "WORKER_RELEASE")
     assert access.authorize(ticket, request(run_id="run_first")) == ClaimScope(shard_id=shard_id)
-    change(services, shard_id, attempt=1, status="running")
+    change(world, shard_id, attempt=1, status="running")
     assert access.authorize(ticket, request()).shard_id == shard_id, "the answer was lost"
     for _ in range(3):
         assert refusal(access, ticket, claim_id=SECOND) == (409, "TICKET_USED")
     clock.advance(61)
     assert refusal(access, ticket, claim_id=SECOND) == (409, "TICKET_USED")
-    lines = services.logs.page("run_first").logs
+    lines = world.services.logs.page("run_first").logs
     assert [line.level for line in lines] == ["warning", "warning"], "at most one per minute"
     assert "with the ticket of attempt 1" in lines[0].message
 
@@ -180,10 +179,10 @@ def test_a_ticket_is_for_one_shard_and_bound_to_its_first_claim(
     ],
 )
 def test_a_ticket_claims_nothing_after_its_attempt(
-    services: PlatformServices, access: WorkerAccess, shard_id: str, table_id: str, values: dict[str, Any]
+    world: World, access: WorkerAccess, shard_id: str, table_id: str, values: dict[str, Any]
 ) -> None:
     ticket = access.issue_ticket(shard_id)
-    change(services, table_id, **values)
+    change(world, table_id, **values)
     assert refusal(access, ticket) == (409, "TICKET_VOID")
 
 
@@ -223,9 +222,9 @@ def test_a_clock_that_was_set_extends_no_ticket(
 
 @pytest.mark.parametrize("asks", [{"isolation": "required"}, {"network": "none"}])
 def test_a_node_without_a_sandbox_claims_no_run_that_needs_one(
-    services: PlatformServices, access: WorkerAccess, shard_id: str, asks: dict[str, str]
+    world: World, access: WorkerAccess, shard_id: str, asks: dict[str, str]
 ) -> None:
-    change(services, "run_first", request={"advanced_config": {"execution": asks}})
+    change(world, "run_first", request={"advanced_config": {"execution": asks}})
     node = {
         "sandbox": False,
         "sandbox_problem": "no user namespaces",
@@ -234,9 +233,9 @@ def test_a_node_without_a_sandbox_claims_no_run_that_needs_one(
     }
     ticket = access.issue_ticket(shard_id)
     assert refusal(access, ticket, **node) == (403, "WORKER_ISOLATION")
-    [line] = services.logs.page("run_first").logs
+    [line] = world.services.logs.page("run_first").logs
     assert "'node-7'" in line.message and "(no user namespaces)" in line.message
-    with services.db.session() as session:
+    with world.services.db.session() as session:
         waits = session.get_one(DbRunShard, shard_id).waits
     assert line.message == f"claim refused with the ticket of attempt 1: {waits}"
     assert access.authorize(ticket, request(**{**node, "sandbox": True})).shard_id == shard_id

@@ -20,7 +20,7 @@ from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore, BlobUpload,
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.services import PlatformServices
-from tests.platform.conftest import application
+from tests.platform.conftest import World, application
 from tests.platform.one_hop_client import OneHopClient, running
 from tests.platform.s3_server import CREDENTIALS, OTHER_STORE, new_address
 
@@ -54,7 +54,7 @@ def place(
     if request.param == "directory":
         config = PlatformConfig(home=tmp_path / "platform")
         services = PlatformServices(config)
-        with running(application(services), portal, config.base_url) as client:
+        with running(application(World(services)), portal, config.base_url) as client:
             yield Place(services.blobs, client)
         services.db.dispose()
         return

@@ -20,8 +20,7 @@ from osmosis_ai.platform.blobs.signing import PartGrant, UrlSigner, load_signing
 from osmosis_ai.platform.db.tables import DbConversation, DbRun, DbRunFile
 from osmosis_ai.platform.refusals import ApiError
 from osmosis_ai.platform.runs.files import pack_files
-from osmosis_ai.platform.services import PlatformServices
-from tests.platform.conftest import ManualClock, Member, assert_flat_error
+from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 from tests.platform.viewer.runs_world import add_run
 
 HOUR = timedelta(hours=1)
@@ -123,45 +122,45 @@ CONTENT = {"a": b"", "b": b"first", "c": b"second " * 1000, "d": bytes(range(256
 
 
 @pytest.fixture
-def packed(services: PlatformServices, member: Member) -> DbRun:
+def packed(world: World, member: Member) -> DbRun:
     """A run whose files are in one pack."""
-    run = add_run(services, member, "amber")
-    with services.db.transaction() as session:
+    run = add_run(world, member, "amber")
+    with world.services.db.transaction() as session:
         for path, content in CONTENT.items():
             session.add(DbConversation(run_id=run.id, path=path, content=zlib.compress(content)))
             session.add(DbRunFile(run_id=run.id, path=path, kind="other", size=len(content)))
-    pack_files(services.db, services.blobs, run.id, lambda: None)
+    pack_files(world.services.db, world.services.blobs, run.id, lambda: None)
     return run
 
 
-def file_url(services: PlatformServices, run: DbRun, path: str) -> str:
-    with services.db.session() as session:
+def file_url(world: World, run: DbRun, path: str) -> str:
+    with world.services.db.session() as session:
         file = session.get_one(DbRunFile, (run.id, path))
     assert file.offset is not None
-    return services.run_files.url(file, filename="row_2_run_0.json", ttl=timedelta(minutes=1))
+    return world.services.run_files.url(file, filename="row_2_run_0.json", ttl=timedelta(minutes=1))
 
 
 def test_a_file_of_a_pack_is_served_by_its_url_from_any_byte(
-    client: TestClient, services: PlatformServices, packed: DbRun
+    client: TestClient, world: World, packed: DbRun
 ) -> None:
-    assert {path: client.get(file_url(services, packed, path)).content for path in CONTENT} == CONTENT
-    url = file_url(services, packed, "c")
+    assert {path: client.get(file_url(world, packed, path)).content for path in CONTENT} == CONTENT
+    url = file_url(world, packed, "c")
     whole = client.get(url)
     assert whole.headers["content-length"] == str(len(CONTENT["c"]))
     assert 'filename="row_2_run_0.json"' in whole.headers["content-disposition"]
     assert whole.headers["x-content-type-options"] == "nosniff"
     rest = client.get(url, headers={"Range": "bytes=6990-", "If-Range": whole.headers["etag"]})
     assert (rest.status_code, rest.content) == (206, CONTENT["c"][6990:])
-    assert client.get(file_url(services, packed, "b")).headers["etag"] != whole.headers["etag"]
+    assert client.get(file_url(world, packed, "b")).headers["etag"] != whole.headers["etag"]
 
 
 @pytest.mark.parametrize(
     "change", [{"offset": 1}, {"length": 3}, {"size": 4}, {"size": 6}, {"offset": 10**9}]
 )
 def test_a_file_whose_bytes_in_the_pack_are_others_is_damaged(
-    client: TestClient, services: PlatformServices, packed: DbRun, change: dict[str, int]
+    client: TestClient, world: World, packed: DbRun, change: dict[str, int]
 ) -> None:
-    url = file_url(services, packed, "b")
-    with services.db.transaction() as session:
+    url = file_url(world, packed, "b")
+    with world.services.db.transaction() as session:
         session.execute(update(DbRunFile).where(DbRunFile.path == "b").values(change))
     assert_flat_error(client.get(url), 500, "BLOB_DAMAGED")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,17 +17,16 @@ from osmosis_ai.platform.datasets import check as checking
 from osmosis_ai.platform.datasets.check import Check, check_dataset, check_in_process
 from osmosis_ai.platform.datasets.store import PendingUpload, find_dataset
 from osmosis_ai.platform.db.tables import DbDataset
-from osmosis_ai.platform.services import PlatformServices
-from tests.platform.conftest import ManualClock, Member
+from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.datasets_world import rows
 
 
 class Shop:
     """A member at the platform's own interface, without HTTP; the background starts when asked."""
 
-    def __init__(self, services: PlatformServices, member: Member) -> None:
-        self.services = services
-        self.datasets = services.datasets
+    def __init__(self, world: World, member: Member) -> None:
+        self.world = world
+        self.datasets = world.services.datasets
         self.workspace, self.user = member.workspace.id, member.user.id
 
     def begin(self, name: str, data: bytes, overwrite_id: str | None = None) -> DbDataset:
@@ -38,7 +36,7 @@ class Shop:
         return self.datasets.create(self.workspace, self.user, announced)[0]
 
     def send(self, row: DbDataset, data: bytes) -> list[CompletedPart]:
-        store: Any = self.services.blobs
+        store: Any = self.world.services.blobs
         url = store.signed_part_url(self.pending(row).upload, 1, size=len(data), ttl=UPLOAD_TTL)
         grant = store.signer.part(url.rpartition("/")[2])
         with store.receive_part(grant) as incoming:
@@ -71,19 +69,19 @@ class Shop:
         return found
 
     def blob_keys(self) -> set[str]:
-        return set(self.services.blobs.keys("datasets"))
+        return set(self.world.stored("datasets"))
 
     def sessions(self) -> list[BlobUpload]:
-        return [upload for upload, _ in self.services.blobs.unfinished_uploads()]
+        return [upload for upload, _ in self.world.services.blobs.unfinished_uploads()]
 
     def messages(self, row: DbDataset) -> list[str]:
-        page = self.services.logs.page(row.id)
+        page = self.world.services.logs.page(row.id)
         return [entry.message or "" for entry in page.logs]
 
 
 @pytest.fixture
-def shop(services: PlatformServices, member: Member) -> Iterator[Shop]:
-    opened = Shop(services, member)
+def shop(world: World, member: Member) -> Iterator[Shop]:
+    opened = Shop(world, member)
     yield opened
     opened.datasets.ingest.close()
 
@@ -93,7 +91,7 @@ def shop(services: PlatformServices, member: Member) -> Iterator[Shop]:
 
 @pytest.mark.parametrize("step", ["complete_upload", "local_copy"])
 def test_what_a_store_that_is_away_interrupts_is_checked_when_it_is_back(
-    shop: Shop, services: PlatformServices, monkeypatch: pytest.MonkeyPatch, step: str
+    shop: Shop, world: World, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     def away(*_: object) -> None:
         raise BlobStoreBusy("the bucket 'models' answered 503; it is asked again later.")
@@ -101,7 +99,7 @@ def test_what_a_store_that_is_away_interrupts_is_checked_when_it_is_back(
     row = shop.received("multiply", rows())
     assert row.status == "processing"
     with monkeypatch.context() as patch:
-        patch.setattr(services.blobs, step, away)
+        patch.setattr(world.services.blobs, step, away)
         shop.work()
     assert shop.get(row.id).status == "processing"
     shop.work()
@@ -132,10 +130,10 @@ def test_what_a_killed_request_left_in_the_store_is_removed_and_nothing_else(
     kept = shop.upload("kept", rows())
     waiting = shop.begin("waiting", rows())
     received = shop.received("received", rows())
-    orphan = shop.services.blobs.begin_upload("datasets/orphan.csv")
-    foreign = shop.services.blobs.begin_upload("runs/elsewhere.csv")
-    shop.services.blobs.put("datasets/nobody.csv", io.BytesIO(b"x"))
-    shop.services.blobs.put("runs/elsewhere.json", io.BytesIO(b"x"))
+    orphan = shop.world.services.blobs.begin_upload("datasets/orphan.csv")
+    foreign = shop.world.services.blobs.begin_upload("runs/elsewhere.csv")
+    shop.world.store("datasets/nobody.csv", b"x")
+    shop.world.store("runs/elsewhere.json", b"x")
 
     clock.advance(3601)
     shop.work()
@@ -143,7 +141,7 @@ def test_what_a_killed_request_left_in_the_store_is_removed_and_nothing_else(
     assert shop.blob_keys() == {kept.blob_key, shop.get(received.id).blob_key}
     assert set(shop.sessions()) == {shop.pending(waiting).upload, foreign}
     assert orphan not in shop.sessions()
-    assert shop.services.blobs.size("runs/elsewhere.json") == 1
+    assert shop.world.services.blobs.size("runs/elsewhere.json") == 1
 
 
 def test_neither_overwritten_nor_refused_bytes_are_kept(shop: Shop) -> None:
@@ -196,12 +194,10 @@ def test_a_reader_that_crashes_is_a_refusal_and_not_a_crash_of_the_platform(
     assert "reading the file failed" in found.errors[0]
 
 
-def test_a_name_that_looks_like_an_id_does_not_hide_the_dataset_of_that_id(
-    shop: Shop, services: PlatformServices
-) -> None:
+def test_a_name_that_looks_like_an_id_does_not_hide_the_dataset_of_that_id(shop: Shop, world: World) -> None:
     real = shop.begin("multiply", rows())
     shop.begin(real.id, rows())
-    with services.db.session() as session:
+    with world.services.db.session() as session:
         found = find_dataset(session, shop.workspace, real.id)
         assert found is not None and found.name == "multiply"
         assert find_dataset(session, "wsp_other", real.id) is None

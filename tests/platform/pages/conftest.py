@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import Member, World
 from tests.platform.evaluations import Code, add_dataset
 from tests.platform.pages.browsing import PASSWORD
@@ -19,9 +18,9 @@ def code(tmp_path: Any) -> Code:
 
 
 @pytest.fixture
-def member(world: World, code: Code, services: PlatformServices) -> Member:
+def member(world: World, code: Code) -> Member:
     mara = world.member(password=PASSWORD, clone_url=str(code.path))
-    add_dataset(services, mara)
+    add_dataset(world, mara)
     return mara
 
 

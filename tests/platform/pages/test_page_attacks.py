@@ -9,15 +9,13 @@ import pytest
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.db.tables import DbLoraModel
 from osmosis_ai.platform.pages import runs, workspace
-from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.viewer.routes import viewer_router
 from osmosis_ai.viewer.source import encode
 from tests.platform.conftest import Member, World
 from tests.platform.evaluations import add_dataset
 from tests.platform.pages.browsing import PASSWORD, csrf_of, sign_in
-from tests.platform.viewer.runs_world import add_run, add_samples
+from tests.platform.viewer.runs_world import add_model, add_run, add_samples
 
 PEOPLE = {"accept": "text/html,application/xhtml+xml"}
 PAGES = ["", "/evals", "/training", "/datasets", "/models", "/secrets", "/integrations/git"]
@@ -32,11 +30,11 @@ PAGES += [
 
 
 @pytest.fixture
-def member(world: World, services: PlatformServices) -> Member:
+def member(world: World) -> Member:
     mara = world.member(password=PASSWORD)
-    run = add_run(services, mara, "mine", status="running", completed_at=None)
-    add_run(services, mara, "other")
-    add_samples(services, run, [{"row": row, "attempt": 0, "reward": 1.0} for row in range(3)])
+    run = add_run(world, mara, "mine", status="running", completed_at=None)
+    add_run(world, mara, "other")
+    add_samples(world, run, [{"row": row, "attempt": 0, "reward": 1.0} for row in range(3)])
     return mara
 
 
@@ -46,13 +44,6 @@ def browser(client: TestClient, member: Member) -> TestClient:
     client.headers.update(PEOPLE)
     sign_in(client)
     return client
-
-
-def add_model(services: PlatformServices, member: Member) -> None:
-    run = add_run(services, member, "trained", kind="training")
-    known = {"workspace_id": member.workspace.id, "run_id": run.id, "created_at": services.clock.now()}
-    with services.db.transaction() as session:
-        session.add(DbLoraModel(id="m1", name="mine", base_model="b", step=5, files={}, **known))
 
 
 def test_no_page_is_kept_by_what_stands_between(browser: TestClient) -> None:
@@ -91,14 +82,14 @@ def test_what_makes_no_sense_is_refused_on_a_page(browser: TestClient, below: st
 
 
 def test_who_has_one_workspace_is_led_to_it_and_others_choose(
-    browser: TestClient, member: Member, services: PlatformServices
+    browser: TestClient, member: Member, world: World
 ) -> None:
     assert browser.get("/").headers["location"].endswith("/fern/evals")
-    moss = services.workspaces.create("moss")
-    services.workspaces.add_member(moss.id, member.user.id, "member")
+    moss = world.services.workspaces.create("moss")
+    world.services.workspaces.add_member(moss.id, member.user.id, "member")
     page = browser.get("/")
     assert page.status_code == 200 and "/fern/evals" in page.text and "/moss/evals" in page.text
-    services.accounts.create_user("noa@fern.example", password=PASSWORD)
+    world.services.accounts.create_user("noa@fern.example", password=PASSWORD)
     browser.cookies.clear()
     sign_in(browser, "noa@fern.example")
     assert "You are not a member of any workspace" in browser.get("/").text
@@ -131,7 +122,7 @@ def _filled(path: str, workspace: str) -> str:
 
 @pytest.mark.parametrize("attack", ["no token", "another session's", "another site", "another port", "stale"])
 def test_no_form_is_taken_that_a_page_of_ours_did_not_send(
-    browser: TestClient, services: PlatformServices, member: Member, attack: str
+    browser: TestClient, world: World, member: Member, attack: str
 ) -> None:
     token = csrf_of(browser.get("/fern/api-keys"))
     form = {"csrf": token, "once": "x", "action": "everywhere"}
@@ -152,18 +143,18 @@ def test_no_form_is_taken_that_a_page_of_ours_did_not_send(
         browser.cookies.clear()
         browser.cookies.set("osmosis_session", session)
         browser.get("/fern/api-keys")
-    add_model(services, member)
+    add_model(world, add_run(world, member, "trained", kind="training"), name="mine")
     for path in _paths("POST"):
         refused = browser.post(_filled(path, "fern"), data=form, headers=headers)
         assert refused.status_code == 403, (path, refused.status_code)
-    assert services.runs.get(member.workspace.id, "eval", "mine").status == "running"
+    assert world.services.runs.get(member.workspace.id, "eval", "mine").status == "running"
     assert browser.get("/fern/evals").status_code == 200
 
 
-def test_no_name_gets_into_a_header(browser: TestClient, services: PlatformServices, member: Member) -> None:
+def test_no_name_gets_into_a_header(browser: TestClient, world: World, member: Member) -> None:
     name = 'x"\r\nSet-Cookie: evil=1\r\n/../ünï\u202e'
-    run = add_run(services, member, name, status="pending", completed_at=None)
-    add_samples(services, run, [{"row": 0, "attempt": 0, "reward": 1.0}])
+    run = add_run(world, member, name, status="pending", completed_at=None)
+    add_samples(world, run, [{"row": 0, "attempt": 0, "reward": 1.0}])
     below = f"/fern/evals/{quote(name, safe='')}"
     asked = browser.get(f"{below}/stop")
     form = {"csrf": csrf_of(asked), "once": "one"}
@@ -174,7 +165,7 @@ def test_no_name_gets_into_a_header(browser: TestClient, services: PlatformServi
 
 
 def test_a_platform_of_this_machine_has_no_page_under_another_s_name(
-    browser: TestClient, services: PlatformServices
+    browser: TestClient, world: World
 ) -> None:
     for host in ("evil.example:8733", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.1:8733"):
         refused = browser.get("/login", headers={"host": host})
@@ -185,10 +176,10 @@ def test_a_platform_of_this_machine_has_no_page_under_another_s_name(
 
 
 def test_a_dataset_of_very_many_columns_with_very_long_names_is_a_page_all_the_same(
-    browser: TestClient, services: PlatformServices, member: Member
+    browser: TestClient, world: World, member: Member
 ) -> None:
     row = {f"{number} {'x' * 1000}": "y" * 1000 for number in range(2000)}
-    add_dataset(services, member, "wide", rows=[row] * 30)
+    add_dataset(world, member, "wide", rows=[row] * 30)
     page = browser.get("/fern/datasets/wide")
     assert page.status_code == 200 and len(page.text) < 500_000
     assert "1,950 more columns" in page.text and "0 xxx" in page.text

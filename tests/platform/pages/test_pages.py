@@ -13,14 +13,13 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.db.tables import DbLoraModel, DbUser
-from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.platform.db.tables import DbUser
 from tests.datasets.builders import write_rows
 from tests.lazily import needs
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 from tests.platform.evaluations import add_dataset, submit_body, training_body
 from tests.platform.pages.browsing import HOSTILE, PASSWORD, csrf_of, path_of, sign_in, submitted, text_of
-from tests.platform.viewer.runs_world import add_run
+from tests.platform.viewer.runs_world import add_model, add_run
 
 
 def test_a_printed_link_leads_to_its_page_after_signing_in(browser: TestClient, member: Member) -> None:
@@ -49,9 +48,7 @@ def test_a_session_ends_by_signing_out_and_by_itself(
     assert browser.get("/fern/evals").status_code == 303
 
 
-def test_a_session_is_good_for_pages_alone(
-    browser: TestClient, member: Member, services: PlatformServices
-) -> None:
+def test_a_session_is_good_for_pages_alone(browser: TestClient, member: Member, world: World) -> None:
     sign_in(browser)
     token = browser.cookies["osmosis_session"]
     refused = browser.get("/api/cli/workspaces", headers={"Authorization": f"Bearer {token}"})
@@ -59,7 +56,7 @@ def test_a_session_is_good_for_pages_alone(
     browser.cookies.clear()
     browser.cookies.set("osmosis_session", member.token)
     assert browser.get("/fern/evals").status_code == 303
-    assert sorted(token.kind for token, _ in services.accounts.tokens()) == ["cli", "web"]
+    assert sorted(token.kind for token, _ in world.services.accounts.tokens()) == ["cli", "web"]
 
 
 def test_a_wrong_password_and_a_foreign_form_do_not_sign_in(browser: TestClient, member: Member) -> None:
@@ -107,7 +104,7 @@ def test_a_client_that_accepts_anything_is_led_to_the_sign_in_page(
 
 
 def test_an_api_key_is_made_shown_once_and_revoked(
-    browser: TestClient, member: Member, stranger: Member, services: PlatformServices
+    browser: TestClient, member: Member, stranger: Member, world: World
 ) -> None:
     sign_in(browser)
     page = browser.get("/fern/api-keys")
@@ -115,7 +112,7 @@ def test_an_api_key_is_made_shown_once_and_revoked(
     made = browser.post("/fern/api-keys", data={"csrf": csrf_of(page), "action": "make", "name": HOSTILE})
     (plain,) = re.findall(r"osm_[A-Za-z0-9_-]{43}", made.text)
     assert HOSTILE not in made.text
-    principal = services.accounts.authenticate(plain, kinds=("api_key",))
+    principal = world.services.accounts.authenticate(plain, kinds=("api_key",))
     assert principal.token.workspace_id == member.workspace.id
     again = browser.get("/fern/api-keys")
     assert plain not in again.text and principal.token.id in again.text
@@ -128,15 +125,13 @@ def test_an_api_key_is_made_shown_once_and_revoked(
     foreign = browser.post("/fern/api-keys", data={**form, "token_id": stranger.token_id})
     assert foreign.status_code == 404 and "Token not found" in foreign.text
     assert browser.post("/fern/api-keys", data={**form, "csrf": "B" * 43, "token_id": principal.token.id})
-    assert services.accounts.find_token(principal.token.id).revoked_at is None
+    assert world.services.accounts.find_token(principal.token.id).revoked_at is None
     browser.post("/fern/api-keys", data={**form, "token_id": principal.token.id})
-    assert services.accounts.find_token(principal.token.id).revoked_at is not None
-    assert services.accounts.find_token(stranger.token_id).revoked_at is None
+    assert world.services.accounts.find_token(principal.token.id).revoked_at is not None
+    assert world.services.accounts.find_token(stranger.token_id).revoked_at is None
 
 
-def test_a_secret_is_set_on_its_page(
-    browser: TestClient, world: World, member: Member, services: PlatformServices
-) -> None:
+def test_a_secret_is_set_on_its_page(browser: TestClient, world: World, member: Member) -> None:
     world.member("noa", role="member", password=PASSWORD)
     sign_in(browser, "noa@fern.example")
     assert "For a value with line breaks" in text_of(browser.get("/fern/secrets"))
@@ -156,14 +151,12 @@ def test_a_secret_is_set_on_its_page(
         "/fern/secrets",
         data={**form, "csrf": csrf_of(browser.get("/fern/secrets")), "scope": "workspace"},
     )
-    stored = services.secrets.page(member.workspace.id, member.user.id, limit=9).items
+    stored = world.services.secrets.page(member.workspace.id, member.user.id, limit=9).items
     assert [(each.name, each.scope) for each in stored] == [("MODEL_KEY", "workspace")]
 
 
-def test_owners_add_members(
-    browser: TestClient, world: World, member: Member, services: PlatformServices
-) -> None:
-    services.accounts.create_user("ida@fern.example", password=PASSWORD)
+def test_owners_add_members(browser: TestClient, world: World, member: Member) -> None:
+    world.services.accounts.create_user("ida@fern.example", password=PASSWORD)
     sign_in(browser)
     form = {"csrf": csrf_of(browser.get("/fern/members")), "email": "ida@fern.example", "role": "admin"}
     assert browser.post("/fern/members", data={**form, "csrf": ""}).status_code == 403
@@ -171,7 +164,7 @@ def test_owners_add_members(
     assert unknown.status_code == 409 and "There is no user nobody@fern.example" in unknown.text
     assert "your own role" in browser.post("/fern/members", data={**form, "email": member.user.email}).text
     assert browser.post("/fern/members", data=form).headers["location"] == "/fern/members"
-    roles = {user.email: role for user, role in services.workspaces.members(member.workspace.id)}
+    roles = {user.email: role for user, role in world.services.workspaces.members(member.workspace.id)}
     assert roles["ida@fern.example"] == "admin" and roles[member.user.email] == "owner"
     sign_in(browser, "ida@fern.example")
     page = browser.get("/fern/members")
@@ -181,16 +174,16 @@ def test_owners_add_members(
 
 
 def test_administrators_connect_repositories(
-    browser: TestClient, member: Member, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+    browser: TestClient, member: Member, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(services.mirrors, "probe", lambda identity, url: asked.append(url))
+    monkeypatch.setattr(world.services.mirrors, "probe", lambda identity, url: asked.append(url))
     sign_in(browser)
     page = browser.get("/fern/integrations/git")
     form = {"csrf": csrf_of(page), "clone_url": "https://git.example.org/fern/more.git"}
     assert "Connect repository" not in page.text
     assert browser.post("/fern/integrations/git", data=form).status_code == 403 and asked == []
-    with services.db.transaction() as session:
+    with world.services.db.transaction() as session:
         session.get_one(DbUser, member.user.id).is_admin = True
     for url in (
         "/etc",
@@ -207,9 +200,7 @@ def test_administrators_connect_repositories(
     assert asked == ["https://git.example.org/fern/more.git"]
 
 
-def test_a_dataset_is_uploaded_on_its_page(
-    browser: TestClient, member: Member, services: PlatformServices
-) -> None:
+def test_a_dataset_is_uploaded_on_its_page(browser: TestClient, member: Member, world: World) -> None:
     sign_in(browser)
     page = browser.get("/fern/datasets")
     assert "<noscript>, up to 8 MB</noscript>" in page.text
@@ -225,18 +216,16 @@ def test_a_dataset_is_uploaded_on_its_page(
         assert refused.status_code == status, (files, refused.text)
     stored = browser.post("/fern/datasets", data=form, files={"file": ("more.jsonl", rows)})
     assert stored.headers["location"] == "/fern/datasets"
-    assert services.datasets.ingest.wait_idle(60)
-    found = services.datasets.get(member.workspace.id, "more")
+    assert world.services.datasets.ingest.wait_idle(60)
+    found = world.services.datasets.get(member.workspace.id, "more")
     assert not found.error, found.error
     assert (found.status, found.row_count, found.creator_id) == ("uploaded", 4, member.user.id)
     again = browser.post("/fern/datasets", data=form, files={"file": ("more.jsonl", rows)})
     assert again.status_code == 409
 
 
-def test_a_dataset_is_uploaded_in_parts(
-    browser: TestClient, member: Member, services: PlatformServices
-) -> None:
-    services.datasets.multipart_from_bytes = services.datasets.part_bytes = 100
+def test_a_dataset_is_uploaded_in_parts(browser: TestClient, member: Member, world: World) -> None:
+    world.services.datasets.multipart_from_bytes = world.services.datasets.part_bytes = 100
     sign_in(browser)
     page = browser.get("/fern/datasets")
     form = {"csrf": csrf_of(page)}
@@ -253,7 +242,7 @@ def test_a_dataset_is_uploaded_in_parts(
 
     aborted = start()
     assert browser.post(aborted["finish"], data=form).status_code == 204
-    assert services.datasets.get(member.workspace.id, "more").status == "cancelled"
+    assert world.services.datasets.get(member.workspace.id, "more").status == "cancelled"
     started, etags, before = start(), [], 0
     for url, size in started["parts"]:
         sent = browser.put(urlsplit(url).path, content=rows[before : before + size])
@@ -262,13 +251,13 @@ def test_a_dataset_is_uploaded_in_parts(
     assert (len(etags), before) == (3, len(rows))
     assert browser.post(started["finish"], data={**form, "etag": etags[:2]}).status_code == 409
     assert browser.post(started["finish"], data={**form, "etag": etags}).status_code == 204
-    assert services.datasets.ingest.wait_idle(60)
-    found = services.datasets.get(member.workspace.id, "more")
+    assert world.services.datasets.ingest.wait_idle(60)
+    found = world.services.datasets.get(member.workspace.id, "more")
     assert (found.status, found.row_count) == ("uploaded", 4)
 
 
 def test_an_upload_that_fails_leaves_its_name_free(
-    browser: TestClient, member: Member, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+    browser: TestClient, member: Member, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(key: str, stream: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -277,25 +266,23 @@ def test_an_upload_that_fails_leaves_its_name_free(
     form = {"csrf": csrf_of(browser.get("/fern/datasets"))}
     rows = b'{"user_prompt": "What is 1 + 1?", "ground_truth": "2"}\n' * 4
     with monkeypatch.context() as patched:
-        patched.setattr(services.blobs, "put", full)
+        patched.setattr(world.services.blobs, "put", full)
         assert (
             browser.post("/fern/datasets", data=form, files={"file": ("more.jsonl", rows)}).status_code == 507
         )
-    assert services.datasets.get(member.workspace.id, "more").status == "cancelled"
+    assert world.services.datasets.get(member.workspace.id, "more").status == "cancelled"
     assert browser.post("/fern/datasets", data=form, files={"file": ("more.jsonl", rows)}).status_code == 303
 
 
-def test_the_header_leads_to_other_workspaces(
-    browser: TestClient, member: Member, services: PlatformServices
-) -> None:
+def test_the_header_leads_to_other_workspaces(browser: TestClient, member: Member, world: World) -> None:
     sign_in(browser)
     assert "/moss/evals" not in browser.get("/fern/evals").text
-    services.workspaces.add_member(services.workspaces.create("moss").id, member.user.id)
+    world.services.workspaces.add_member(world.services.workspaces.create("moss").id, member.user.id)
     assert 'href="/moss/evals"' in browser.get("/fern/evals").text
 
 
 def test_signing_out_everywhere_ends_every_browser_s_session_and_no_token(
-    browser: TestClient, member: Member, services: PlatformServices
+    browser: TestClient, member: Member, world: World
 ) -> None:
     sign_in(browser)
     elsewhere = browser.cookies["osmosis_session"]
@@ -307,7 +294,7 @@ def test_signing_out_everywhere_ends_every_browser_s_session_and_no_token(
     assert browser.get("/fern/evals").status_code == 303
     browser.cookies.set("osmosis_session", elsewhere)
     assert browser.get("/fern/evals").status_code == 303
-    assert services.accounts.find_token(member.token_id).revoked_at is None
+    assert world.services.accounts.find_token(member.token_id).revoked_at is None
 
 
 ASKED = {"state": "s" * 43, "port": "8977", "device_name": "maras-laptop"}
@@ -328,7 +315,7 @@ def callback(reply: Any) -> dict[str, str]:
 
 
 def test_a_client_of_the_0_2_line_gets_a_token_of_one_workspace(
-    browser: TestClient, member: Member, services: PlatformServices
+    browser: TestClient, member: Member, world: World
 ) -> None:
     asked = {**ASKED, "redirect_uri": "http://localhost:8977/callback"}
     assert (
@@ -353,7 +340,7 @@ def test_a_client_of_the_0_2_line_gets_a_token_of_one_workspace(
     verified = browser.get("/api/cli/verify", headers={"Authorization": f"Bearer {told['token']}"}).json()
     assert verified["valid"] is True and verified["token_id"] and verified["expires_at"]
     assert verified["organization"] == {"id": member.workspace.id, "name": "fern", "role": "owner"}
-    assert services.accounts.authenticate(told["token"]).token.workspace_id == member.workspace.id
+    assert world.services.accounts.authenticate(told["token"]).token.workspace_id == member.workspace.id
 
     again = callback(consent(browser))
     assert again["revoked_count"] == "1"
@@ -382,13 +369,16 @@ def test_a_link_that_no_client_made_gets_nowhere(
 
 
 def test_consent_needs_the_own_form_and_an_own_workspace(
-    browser: TestClient, member: Member, stranger: Member, services: PlatformServices
+    browser: TestClient, member: Member, stranger: Member, world: World
 ) -> None:
     sign_in(browser)
     for changes in ({"csrf": "C" * 43}, {"workspace": stranger.workspace.id}, {"workspace": ""}):
         refused = consent(browser, **changes)
         assert refused.status_code == 403 and "location" not in refused.headers
-    assert {token.kind for token, _ in services.accounts.tokens(user_id=member.user.id)} == {"web", "cli"}
+    assert {token.kind for token, _ in world.services.accounts.tokens(user_id=member.user.id)} == {
+        "web",
+        "cli",
+    }
 
 
 @pytest.mark.parametrize(
@@ -417,13 +407,11 @@ def test_a_form_with_the_cookie_s_token_is_refused_where_the_browser_says_that_a
 PAGES = ("evals", "training", "datasets", "models", "secrets", "integrations/git", "api-keys", "members")
 
 
-def test_every_list_shows_what_the_workspace_has(
-    browser: TestClient, member: Member, services: PlatformServices
-) -> None:
+def test_every_list_shows_what_the_workspace_has(browser: TestClient, member: Member, world: World) -> None:
     needs("torch")  # without it no training run is accepted
     evaluated = submitted(browser, "/api/cli/eval-runs", submit_body(), member)
     trained = submitted(browser, "/api/cli/training-runs", training_body(), member)
-    services.secrets.put(member.workspace.id, member.user.id, "MARAS_KEY", "sk-canary-4711", "user")
+    world.put_secret(member, "MARAS_KEY", "sk-canary-4711", "user")
     sign_in(browser)
     assert browser.get("/").headers["location"] == "http://127.0.0.1:8733/fern/evals"
     everything = text_of(browser.get("/fern"))
@@ -440,26 +428,14 @@ def test_every_list_shows_what_the_workspace_has(
 
 
 def test_secrets_and_models_are_paged_through_each_once(
-    browser: TestClient, member: Member, services: PlatformServices
+    browser: TestClient, member: Member, world: World
 ) -> None:
     for number in range(65):
         scope = "user" if number % 2 else "workspace"
-        services.secrets.put(member.workspace.id, member.user.id, f"KEY_{number // 2:02}", "x", scope)
-    run = add_run(services, member, "mine")
-    with services.db.transaction() as session:
-        session.add_all(
-            DbLoraModel(
-                id=f"model_{number:02}",
-                workspace_id=member.workspace.id,
-                run_id=run.id,
-                name=f"adapter-{number:02}",
-                base_model="osmosis/tiny",
-                step=number,
-                files={},
-                created_at=services.clock.now(),
-            )
-            for number in range(65)
-        )
+        world.put_secret(member, f"KEY_{number // 2:02}", "x", scope)
+    run = add_run(world, member, "mine")
+    for number in range(65):
+        add_model(world, run, number, id=f"model_{number:02}", name=f"adapter-{number:02}")
     sign_in(browser)
     wanted = {
         "secrets": [f"KEY_{number // 2:02}" for number in range(65)],
@@ -490,10 +466,10 @@ def names_on(page: Any) -> list[str]:
 
 @pytest.mark.parametrize("extension", ["jsonl", "parquet"])
 def test_one_walks_and_jumps_through_all_rows_of_a_dataset(
-    browser: TestClient, member: Member, services: PlatformServices, tmp_path: Path, extension: str
+    browser: TestClient, member: Member, world: World, tmp_path: Path, extension: str
 ) -> None:
     rows = [{"user_prompt": f"row number {number}."} for number in range(12_010)]
-    add_dataset(services, member, "large", file=write_rows(tmp_path, extension, rows))
+    add_dataset(world, member, "large", file=write_rows(tmp_path, extension, rows))
     sign_in(browser)
     jumped = browser.get("/fern/datasets/large", params={"rows": 11_990})
     shown = text_of(jumped)
@@ -508,14 +484,14 @@ def test_one_walks_and_jumps_through_all_rows_of_a_dataset(
 
 
 def test_a_row_that_can_not_be_read_is_told_without_where_the_platform_keeps_it(
-    browser: TestClient, member: Member, services: PlatformServices, tmp_path: Path
+    browser: TestClient, member: Member, world: World, tmp_path: Path
 ) -> None:
     file = tmp_path / "torn.jsonl"
     file.write_text('{"user_prompt": "one"}\n' * 40 + '{"user_prompt": "tw')
-    add_dataset(services, member, "torn", file=file)
+    add_dataset(world, member, "torn", file=file)
     sign_in(browser)
     assert "one" in text_of(browser.get("/fern/datasets/torn"))
     page = browser.get("/fern/datasets/torn?rows=25")
     assert page.status_code == 200
     assert "The rows cannot be read: torn.jsonl: line 41: not valid JSON" in text_of(page)
-    assert str(services.config.home) not in page.text and "/ds_" not in page.text
+    assert str(world.services.config.home) not in page.text and "/ds_" not in page.text

@@ -46,7 +46,7 @@ def config(config: PlatformConfig, monkeypatch: pytest.MonkeyPatch) -> PlatformC
 @pytest.fixture
 def worker(worker: FakeWorker) -> Iterator[FakeWorker]:
     yield worker
-    worker.services.blobs.delete_below("runs")
+    worker.world.services.blobs.delete_below("runs")
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_a_file_arrives_in_as_many_parts_as_it_needs(
     for _ in range(2):
         worker.sync(sent=[sent], files=[{"path": PATH, "kind": "artifacts", "size": size, "blob": NAME}])
     assert httpx.get(file_url(api, worker.run_id, PATH) or "", trust_env=False, timeout=300).content == data
-    assert list(worker.services.blobs.unfinished_uploads()) == []
+    assert list(worker.world.services.blobs.unfinished_uploads()) == []
 
 
 def test_an_interrupted_upload_continues_with_the_missing_parts_and_no_url_is_logged(
@@ -88,7 +88,7 @@ def test_an_interrupted_upload_continues_with_the_missing_parts_and_no_url_is_lo
     # A part that has arrived is not sent again: nothing is at its address now.
     nowhere = {"url": "http://127.0.0.1:9/", "further_urls": ["http://127.0.0.1:9/", again.further_urls[1]]}
     worker.sync(sent=[send(blobs, again.model_copy(update=nowhere), io.BytesIO(data))])
-    with worker.services.blobs.open(f"runs/{worker.run_id}/{first.name}") as stored:
+    with worker.world.services.blobs.open(f"runs/{worker.run_id}/{first.name}") as stored:
         assert stored.read() == data
     logged = "".join(each.getMessage() for each in caplog.records if not each.name.startswith("httpx"))
     for secret in (*CREDENTIALS.values(), "X-Amz-Signature", urlsplit(first.url).query):

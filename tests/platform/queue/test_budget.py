@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.services import PlatformServices
 from tests.evaluation.builders import record
-from tests.platform.conftest import assert_flat_error
+from tests.platform.conftest import World, assert_flat_error
 from tests.platform.fake_worker import EVALS, FakeWorker, settle
 
 
@@ -53,13 +52,13 @@ UNCOUNTED: dict[str, Any] = {**PAID, "tokens": 0}
 )
 def test_a_run_ends_when_its_budget_is_used_up(
     api: TestClient,
-    services: PlatformServices,
+    world: World,
     budget: dict[str, Any],
     facts: dict[str, Any],
     error: str | None,
 ) -> None:
     run_id = submit(api, workers=2, **budget)
-    workers = [FakeWorker.claims(services, run_id=run_id) for _ in range(2)]
+    workers = [FakeWorker.claims(world, run_id=run_id) for _ in range(2)]
     for worker in workers:
         worker.records(1, **facts)
     assert [worker.sync().stop for worker in workers] == [error is not None] * 2
@@ -74,38 +73,34 @@ def test_a_run_ends_when_its_budget_is_used_up(
     assert len(workers[0].samples()) == (4 if error is None else 2)
 
 
-def test_a_run_whose_last_record_uses_its_budget_up_is_finished(
-    api: TestClient, services: PlatformServices
-) -> None:
-    worker = FakeWorker.claims(services, run_id=submit(api, max_cost=0.8))
+def test_a_run_whose_last_record_uses_its_budget_up_is_finished(api: TestClient, world: World) -> None:
+    worker = FakeWorker.claims(world, run_id=submit(api, max_cost=0.8))
     worker.records(4, **PAID)
     assert not worker.sync().stop
     worker.finishes()
     assert (worker.run.status, worker.run.error) == ("finished", None)
 
 
-def test_a_retry_has_the_budget_of_the_run_again_or_one_of_its_own(
-    api: TestClient, services: PlatformServices
-) -> None:
+def test_a_retry_has_the_budget_of_the_run_again_or_one_of_its_own(api: TestClient, world: World) -> None:
     run_id = submit(api, max_cost=0.3)
-    worker = FakeWorker.claims(services, run_id=run_id)
+    worker = FakeWorker.claims(world, run_id=run_id)
     worker.records(2, **PAID)
     assert worker.sync().stop
     worker.finishes()
     path = f"{EVALS.route}/{run_id}/retry"
     assert api.post(path, json={}).status_code == 200
-    worker = FakeWorker.claims(services, run_id=run_id)
+    worker = FakeWorker.claims(world, run_id=run_id)
     first, second = ((row, number) for row, number in worker.assignment.shard.attempts or [])
     worker.write([record(*first, **PAID)])
     assert not worker.sync(journal=worker.part()).stop, "what was spent before the retry counts as well"
     worker.releases()
     api.post(f"{EVALS.route}/{run_id}/stop", json={})
-    settle(services)
+    settle(world)
 
     for wrong in ({"max_cost": 0}, {"max_cost": "much"}, {"max_tokens": -1}, {"max_tokens": 1.5}):
         assert_flat_error(api.post(path, json=wrong), 400, "VALIDATION_FAILED")
     assert api.post(path, json={"max_tokens": 100}).status_code == 200
-    worker = FakeWorker.claims(services, run_id=run_id)
+    worker = FakeWorker.claims(world, run_id=run_id)
     assert worker.assignment.shard.attempts == [second]
     worker.write([record(*second, **PAID)])
     worker.sync(journal=worker.part())

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.services import PlatformServices
 from tests.evaluation.builders import MeasuredResults, record
-from tests.platform.conftest import ManualClock
+from tests.platform.conftest import ManualClock, World
 from tests.platform.fake_worker import EVALS, FakeWorker, downloaded, expire_leases, settle
 
 ROWS, N = 5, 3
@@ -38,12 +37,12 @@ def measured(count: int | None = None) -> dict[str, Any]:
 
 
 @pytest.fixture
-def workers(api: TestClient, services: PlatformServices) -> list[FakeWorker]:
+def workers(api: TestClient, world: World) -> list[FakeWorker]:
     """The owners of two shards of one run: its even rows and its odd ones."""
     settings = {"limit": ROWS, "n": N, "batch_size": 4}
     execution = {"pool": "gpu", "workers": 2}
     EVALS.taken(api, evaluation_config=settings, advanced_config={"execution": execution})
-    return [FakeWorker.claims(services, "gpu") for _ in range(2)]
+    return [FakeWorker.claims(world, "gpu") for _ in range(2)]
 
 
 def report(workers: list[FakeWorker], first: int = 0, end: int | None = None) -> None:
@@ -68,16 +67,16 @@ def shown(api: TestClient, worker: FakeWorker) -> dict[str, Any]:
 @pytest.mark.parametrize("ending", ["failed", "stopped", "killed and stopped"])
 def test_live_numbers_and_those_of_the_ended_run_are_those_of_the_engine(
     api: TestClient,
-    services: PlatformServices,
+    world: World,
     workers: list[FakeWorker],
     clock: ManualClock,
     ending: str,
 ) -> None:
     first = workers[0]
-    settle(services)
+    settle(world)
     for end in (2, 5, len(RECORDS)):
         report(workers, first.run.accepted, end)
-        settle(services)
+        settle(world)
         expected = measured(end)
         assert {name: (first.run.metrics or {})[name] for name in expected} == expected
         assert shown(api, first)["estimates"] == expected["estimates"]
@@ -88,7 +87,7 @@ def test_live_numbers_and_those_of_the_ended_run_are_those_of_the_engine(
         api.post(f"{EVALS.route}/{first.run_id}/stop", json={})
     if "killed" in ending:
         expire_leases(clock)
-        settle(services)
+        settle(world)
     else:
         for worker in workers:
             worker.finishes("failed" if ending == "failed" else "finished", error="the model is unreachable.")
@@ -104,7 +103,7 @@ def test_live_numbers_and_those_of_the_ended_run_are_those_of_the_engine(
 
 
 def test_the_time_worked_is_that_of_the_longest_worker_over_all_its_attempts(
-    services: PlatformServices, workers: list[FakeWorker]
+    world: World, workers: list[FakeWorker]
 ) -> None:
     first, second = workers
     first.sync(
@@ -112,7 +111,7 @@ def test_the_time_worked_is_that_of_the_longest_worker_over_all_its_attempts(
     )
     first.sync(worked_s=3.0)
     first.releases()
-    first = FakeWorker.claims(services, "gpu")
+    first = FakeWorker.claims(world, "gpu")
     assert first.assignment.shard.worked_s == 20.0
     first.sync(worked_s=31.0)
     second.sync(worked_s=8.0, limited_by={"most": "nonsense"})

@@ -13,8 +13,8 @@ from sqlalchemy import Connection, NullPool, create_engine, make_url
 from osmosis_ai.api.models.workers import JournalPart
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.services import PlatformServices
 from tests.evaluation.builders import record
+from tests.platform.conftest import World
 from tests.platform.databases import postgres_database
 from tests.platform.fake_worker import (
     EVALS,
@@ -71,23 +71,23 @@ def operator(config: PlatformConfig) -> Iterator[Connection]:
         yield connection
 
 
-def test_leases_use_the_clock_of_the_database(api: TestClient, services: PlatformServices) -> None:
+def test_leases_use_the_clock_of_the_database(api: TestClient, world: World) -> None:
     EVALS.taken(api, advanced_config=GPU)
     began = datetime.now(timezone.utc)
-    worker = FakeWorker.claims(services, "gpu")
+    worker = FakeWorker.claims(world, "gpu")
     claimed, now = worker.shard.lease_expires_at, datetime.now(timezone.utc)
     assert claimed is not None and began <= claimed - TERM <= now
     worker.sync()
     synced = worker.shard.lease_expires_at
     assert synced is not None and claimed < synced <= datetime.now(timezone.utc) + TERM
-    assert claim(services, worker.bearer) is None
+    assert claim(world, worker.bearer) is None
     worker.releases("its disk is full", counts=True)
-    assert claim(services, worker.bearer) is None, "its pause is not over"
+    assert claim(world, worker.bearer) is None, "its pause is not over"
 
 
-def test_rows_are_stored_as_they_were_reported(api: TestClient, services: PlatformServices) -> None:
+def test_rows_are_stored_as_they_were_reported(api: TestClient, world: World) -> None:
     EVALS.taken(api, advanced_config=GPU)
-    worker = FakeWorker.claims(services, "gpu")
+    worker = FakeWorker.claims(world, "gpu")
     odd = {"parts": {"length": 0.1, "odd": 3}, "output": 'he said "so: é\\ \U0001f600"', "cost_usd": 1e-9}
     failed = {"status": "failed", "reward": None, "tokens": 2**31 - 1}
     written = [record(0, **odd), record(1, **failed), record(2, **odd), record(1, **odd)]
@@ -115,13 +115,13 @@ def test_rows_are_stored_as_they_were_reported(api: TestClient, services: Platfo
 
 
 def test_a_database_without_a_free_connection_loses_nothing(
-    api: TestClient, services: PlatformServices, operator: Connection
+    api: TestClient, world: World, operator: Connection
 ) -> None:
     EVALS.taken(api, advanced_config=GPU)
-    worker = FakeWorker.claims(services, "gpu")
+    worker = FakeWorker.claims(world, "gpu")
     worker.records(1)
     worker.write(records(2, first=1))
-    role = make_url(services.config.database_url).username
+    role = make_url(world.services.config.database_url).username
     operator.exec_driver_sql(f"ALTER ROLE {role} CONNECTION LIMIT 0")
     operator.exec_driver_sql(END_ALL)
     for _ in range(2):
@@ -133,7 +133,7 @@ def test_a_database_without_a_free_connection_loses_nothing(
     operator.exec_driver_sql(f"ALTER ROLE {role} CONNECTION LIMIT -1")
     # The lease has nearly expired meanwhile; the owner has a whole term from the recovery on.
     operator.exec_driver_sql("UPDATE run_shards SET lease_expires_at = now() - interval '1 hour'")
-    assert claim(services, pool_token(services)) is None
+    assert claim(world, pool_token(world)) is None
     worker.sync(journal=worker.part())
     assert [each.row_index for each in worker.samples()] == [0, 1, 2]
     worker.finishes()

@@ -12,8 +12,7 @@ from fastapi.testclient import TestClient
 from osmosis_ai.platform.blobs.local import LocalBlobStore
 from osmosis_ai.platform.blobs.store import BlobStoreBusy
 from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
-from osmosis_ai.platform.services import PlatformServices
-from tests.platform.conftest import ManualClock
+from tests.platform.conftest import ManualClock, World
 from tests.platform.fake_worker import (
     EVALS,
     TERM_S,
@@ -29,8 +28,8 @@ from tests.platform.fake_worker import (
 from tests.platform.queue.test_sync import stored
 
 
-def is_claimable(services: PlatformServices) -> bool:
-    return claim(services, pool_token(services)) is not None
+def is_claimable(world: World) -> bool:
+    return claim(world, pool_token(world)) is not None
 
 
 # -- the database ----------------------------------------------------------------------------------
@@ -53,10 +52,10 @@ OUTAGES = [
 def test_an_outage_of_the_database_costs_no_owner_its_lease_and_no_record(
     worker: FakeWorker, clock: ManualClock, outage: Exception, status: int, error: str
 ) -> None:
-    services = worker.services
+    world = worker.world
     worker.records(1)
     worker.write(records(2, first=1))
-    before = stored(services)
+    before = stored(world)
     with without_database(outage):
         for call in (
             lambda: worker.sync(journal=worker.part(), files=[worker.conversation(0)]),
@@ -67,15 +66,15 @@ def test_an_outage_of_the_database_costs_no_owner_its_lease_and_no_record(
                 call()
             assert (refused.value.status, refused.value.code) == (status, error)
         clock.advance(10 * TERM_S)
-    assert stored(services) == before
+    assert stored(world) == before
     # No matter which worker calls first after the outage, the owner has one whole term from then on.
-    assert not is_claimable(services)
+    assert not is_claimable(world)
     clock.advance(TERM_S - 1)
-    assert not is_claimable(services)
+    assert not is_claimable(world)
     worker.sync(journal=worker.part())
     assert len(worker.samples()) == 3
     expire_leases(clock)
-    successor = FakeWorker.claims(services, "gpu")
+    successor = FakeWorker.claims(world, "gpu")
     assert (successor.assignment.lease.attempt, worker.shard.failed_attempts) == (2, 1)
 
 
@@ -86,12 +85,12 @@ def test_a_run_with_a_stop_request_waits_for_owners_that_an_outage_kept_from_rep
     with without_database(DatabaseBusyError("the database is busy.")), pytest.raises(Refused):
         worker.sync()
     expire_leases(clock)
-    settle(worker.services)
+    settle(worker.world)
     worker.records(2)
     assert (len(worker.samples()), worker.run.status) == (2, "running")
     expire_leases(clock)
-    assert not is_claimable(worker.services), "no other worker continues it"
-    settle(worker.services)
+    assert not is_claimable(worker.world), "no other worker continues it"
+    settle(worker.world)
     assert worker.run.status == "stopped", "now its owner itself is silent"
 
 
@@ -103,21 +102,21 @@ away = raising(BlobStoreBusy("the bucket cannot be reached."))
 def test_a_claim_without_the_store_is_no_attempt_and_is_logged_once_per_outage(
     api: TestClient, worker: FakeWorker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    services, waits = worker.services, "it waits for the store: the bucket cannot be reached."
+    world, waits = worker.world, "it waits for the store: the bucket cannot be reached."
     worker.records(2)
     for outage in (1, 2):
         worker.releases()
         with monkeypatch.context() as patch:
-            patch.setattr(type(services.sources), "find", away)
+            patch.setattr(type(world.services.sources), "find", away)
             for _ in range(5):
                 with pytest.raises(Refused, match="503 BLOBS_UNAVAILABLE") as refused:
-                    claim(services, worker.bearer)
+                    claim(world, worker.bearer)
                 assert refused.value.body["store_away"] is True, "the worker waits instead of giving up"
-                assert not is_claimable(services), "not at once"
+                assert not is_claimable(world), "not at once"
                 clock.advance(10)
         assert api.get(f"{EVALS.route}/{worker.run_id}").json()["waits"] == waits
         assert worker.messages().count(waits) == outage
-        successor = FakeWorker.claims(services, "gpu")
+        successor = FakeWorker.claims(world, "gpu")
         assert successor.assignment.lease.attempt == outage + 1
         successor.journal, worker = worker.journal, successor
         worker.records(1)
@@ -127,7 +126,7 @@ def test_a_claim_without_the_store_is_no_attempt_and_is_logged_once_per_outage(
 def test_without_the_store_records_are_accepted_and_uploads_change_nothing(
     worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    services = worker.services
+    world = worker.world
     grant = worker.wants("files/a", b"hello")
     sent = worker.puts(grant, b"hello")
     wanted: dict[str, Any] = {"name": "files/b", "size": 1, "sha256": "0" * 64}
@@ -136,11 +135,11 @@ def test_without_the_store_records_are_accepted_and_uploads_change_nothing(
             patch.setattr(LocalBlobStore, name, away)
         worker.records(1)
         worker.sync(files=[worker.conversation(0)])
-        before = stored(services)
+        before = stored(world)
         for fields in ({"sent": [sent]}, {"wanted": [wanted]}):
             with pytest.raises(Refused, match="503 BLOBS_UNAVAILABLE"):
                 worker.sync(environment="changed", **fields)
-        assert stored(services) == before
+        assert stored(world) == before
     worker.sync(
         sent=[sent],
         files=[{"path": "artifacts/row_0_run_0/a", "kind": "artifacts", "size": 5, "blob": "files/a"}],

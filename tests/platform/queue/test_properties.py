@@ -54,7 +54,7 @@ from osmosis_ai.platform.queue.assignment import Assignments
 from osmosis_ai.platform.runs.journals import read_journal, stored_lines
 from osmosis_ai.platform.services import PlatformServices
 from tests.evaluation.builders import record
-from tests.platform.conftest import ManualClock, application
+from tests.platform.conftest import ManualClock, World, application
 from tests.platform.databases import platform_database, postgres_database
 from tests.platform.fake_worker import (
     EVALS,
@@ -125,7 +125,7 @@ def path_of(written: TerminalRecord) -> str:
 class QueueMachine(RuleBasedStateMachine):
     """One run from its submit to its end, and through its retries."""
 
-    services: PlatformServices
+    world: World
     clock: ManualClock
     api: TestClient
     bearer: str
@@ -233,17 +233,17 @@ class QueueMachine(RuleBasedStateMachine):
     # -- the platform ----------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        settle(self.services)
+        settle(self.world)
         self.model.settle(self.now)
 
     def be_killed(self, step: int) -> None:
         """The platform is killed at its ``step``-th write while it executes a shard of its own."""
         model = self.model
-        self.services.queue.close_stopped()
+        self.world.services.queue.close_stopped()
         model.close_stopped(self.now)
         before = self.platform_shard()
-        with killed_at(self.services, step) as met, suppress(Killed):
-            self.services.platform_shards.execute_next()
+        with killed_at(self.world, step) as met, suppress(Killed):
+            self.world.services.platform_shards.execute_next()
         after = self.platform_shard()
         if after is None or before is None or after.attempt == before.attempt:
             assert met or model.take(self.now) is None
@@ -260,17 +260,18 @@ class QueueMachine(RuleBasedStateMachine):
     def platform_shard(self) -> DbRunShard | None:
         """Return the last shard of the run that the platform itself executes."""
         mine = DbRunShard.run_id == self.run_id, DbRunShard.kind != "work"
-        with self.services.db.session() as session:
+        with self.world.services.db.session() as session:
             return session.scalars(select(DbRunShard).where(*mine).order_by(DbRunShard.kind)).first()
 
     def restart(self) -> None:
-        old = self.services
+        old = self.world
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Database, "migrate", lambda _: None)
-            QueueMachine.services = PlatformServices(old.config, clock=self.clock)
-        application(self.services)
-        old.db.dispose()
-        self.services.queue.extend_all()
+            config = old.services.config
+            QueueMachine.world = World(PlatformServices(config, clock=self.clock))
+        application(self.world)
+        old.services.db.dispose()
+        self.world.services.queue.extend_all()
         self.model.extend_all(self.now)
 
     # -- claims ----------------------------------------------------------------------------------------
@@ -284,9 +285,9 @@ class QueueMachine(RuleBasedStateMachine):
             expected = self.model.claim(request.claim_id, self.now)
         except Refusal as refusal:
             with pytest.raises(Refused, match=f"409 {refusal}"):
-                claim(self.services, self.bearer, request)
+                claim(self.world, self.bearer, request)
             return
-        found = claim(self.services, self.bearer, request)
+        found = claim(self.world, self.bearer, request)
         assert (found and found.shard.id) == (expected and expected.id)
         if found is None or expected is None:
             return
@@ -297,7 +298,7 @@ class QueueMachine(RuleBasedStateMachine):
         digest = sha256(expected.journal).hexdigest() if expected.journal else None
         assert (found.shard.journal_bytes, found.shard.journal_sha256) == (len(expected.journal), digest)
         if is_heard:
-            self.begin(str(request.machine), expected, FakeWorker(self.services, found).stored_journal())
+            self.begin(str(request.machine), expected, FakeWorker(self.world, found).stored_journal())
 
     def begin(self, machine: str, shard: Shard, stored: bytes) -> None:
         """Continue from the machine's disk if it begins with the stored journal, else from the platform's."""
@@ -393,7 +394,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def call(self, sent: Call) -> Any:
         route = shard_route(sent.worker.shard_id, sent.name)
-        reply = call(self.services, sent.worker.token, route, sent.request).json()
+        reply = call(self.world, sent.worker.token, route, sent.request).json()
         return (SyncReply if sent.name == "sync" else ShardClosed).model_validate(reply)
 
     def deliver(self, sent: Call, *, is_heard: bool) -> None:
@@ -454,7 +455,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def check(self) -> None:
         model = self.model
-        with self.services.db.session() as session:
+        with self.world.services.db.session() as session:
             run = session.get_one(DbRun, self.run_id)
             shards = session.scalars(select(DbRunShard).where(DbRunShard.run_id == self.run_id)).all()
             samples = session.scalars(select(DbSample).where(DbSample.run_id == self.run_id)).all()
@@ -485,7 +486,7 @@ class QueueMachine(RuleBasedStateMachine):
             if file.blob_key is None:
                 assert zlib.decompress(inline.pop(file.path)) == content
             elif model.is_ended:
-                with self.services.run_files.open(file) as opened:
+                with self.world.services.run_files.open(file) as opened:
                     assert opened.read() == content
         assert not inline, "conversations without a file"
         if model.is_ended:
@@ -500,7 +501,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert (found.lease_token, found.lease_expires_at) == (expected.token, expected.expires), where
         facts = (found.journal_bytes, found.failed_attempts, found.not_before)
         assert facts == (len(expected.journal), expected.failures, expected.not_before), where
-        stored = b"".join(read_journal(self.services.db, found.id))
+        stored = b"".join(read_journal(self.world.services.db, found.id))
         assert stored == (b"" if self.model.is_ended else expected.journal), where
 
     def check_end(self, run: DbRun) -> None:
@@ -511,12 +512,14 @@ class QueueMachine(RuleBasedStateMachine):
             assert self.ended == facts
             return
         self.ended = facts
-        packed = b"".join(stored_lines(self.services.blobs, run.journal_blob)) if run.journal_blob else b""
+        packed = (
+            b"".join(stored_lines(self.world.services.blobs, run.journal_blob)) if run.journal_blob else b""
+        )
         assert packed == model.journal
         for _, each in model.samples.values():
             assert model.files.get(path_of(each), (None, 0))[0] == conversation_of(each)
         mine = DbLogLine.subject_id == self.run_id
-        with self.services.db.session() as session:
+        with self.world.services.db.session() as session:
             asked = select(DbLogLine.message, DbLogLine.step).where(mine).order_by(DbLogLine.id)
             lines = session.execute(asked).all()
         assert [message.rpartition(": ")[2] for message, step in lines if step == ""] == model.logged
@@ -532,7 +535,7 @@ class QueueMachine(RuleBasedStateMachine):
         """Let the run end, whatever has happened to it."""
         if not self.is_checked:
             # A step has failed; the next example needs a platform without this run.
-            with self.services.db.transaction() as session:
+            with self.world.services.db.transaction() as session:
                 session.execute(delete(DbRunShard).where(DbRunShard.run_id == self.run_id))
                 session.execute(update(DbRun).where(DbRun.id == self.run_id).values(status="stopped"))
             self.restart()
@@ -548,7 +551,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 @contextmanager
-def killed_at(services: PlatformServices, step: int) -> Iterator[list[int]]:
+def killed_at(world: World, step: int) -> Iterator[list[int]]:
     """Kill the platform instead of its ``step``-th write to store or database; gives a list that has it afterwards."""
     left, met = [step], list[int]()
 
@@ -561,9 +564,9 @@ def killed_at(services: PlatformServices, step: int) -> Iterator[list[int]]:
 
     with pytest.MonkeyPatch.context() as patch:
         for owner, name in (
-            (services.blobs, "put"),
-            (services.blobs, "delete"),
-            (services.db, "transaction"),
+            (world.services.blobs, "put"),
+            (world.services.blobs, "delete"),
+            (world.services.db, "transaction"),
         ):
             patch.setattr(owner, name, partial(counted, getattr(owner, name)))
         yield met
@@ -578,17 +581,17 @@ def config(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PlatformC
 
 @pytest.mark.parametrize("times", [1, pytest.param(20, marks=pytest.mark.nightly)])
 def test_the_queue_does_what_its_model_does(
-    api: TestClient, services: PlatformServices, clock: ManualClock, times: int
+    api: TestClient, world: World, clock: ManualClock, times: int
 ) -> None:
-    QueueMachine.services, QueueMachine.clock, QueueMachine.api = services, clock, api
-    QueueMachine.bearer = pool_token(services)
-    examples = times * (36 if services.db.is_sqlite else 10)
+    QueueMachine.world, QueueMachine.clock, QueueMachine.api = world, clock, api
+    QueueMachine.bearer = pool_token(world)
+    examples = times * (36 if world.services.db.is_sqlite else 10)
     checks = list(HealthCheck)
     run_state_machine_as_test(
         QueueMachine,
         settings=settings(max_examples=examples, stateful_step_count=30, suppress_health_check=checks),
     )
-    QueueMachine.services.db.dispose()
+    QueueMachine.world.services.db.dispose()
 
 
 # -- calls at the same time ------------------------------------------------------------------------------
@@ -609,78 +612,78 @@ def at_once(act: Callable[[int], Any]) -> list[Any]:
 
 
 @pytest.fixture
-def bearer(services: PlatformServices) -> str:
-    return pool_token(services)
+def bearer(world: World) -> str:
+    return pool_token(world)
 
 
-def submitted(api: TestClient, services: PlatformServices, workers: int = 1) -> str:
+def submitted(api: TestClient, world: World, workers: int = 1) -> str:
     """Submit an evaluation of 6 rows, and let the platform prepare it; return its id."""
     execution = {"execution": {"pool": "gpu", "workers": workers}}
     run = EVALS.taken(api, evaluation_config={"limit": 6, "n": 1}, advanced_config=execution)
-    settle(services)
+    settle(world)
     return str(run["id"])
 
 
-def shards_of(services: PlatformServices, *run_ids: str, kind: str = "work") -> list[DbRunShard]:
+def shards_of(world: World, *run_ids: str, kind: str = "work") -> list[DbRunShard]:
     mine = DbRunShard.run_id.in_(run_ids), DbRunShard.kind == kind
-    with services.db.session() as session:
+    with world.services.db.session() as session:
         return list(session.scalars(select(DbRunShard).where(*mine).order_by(DbRunShard.number)))
 
 
-def test_each_shard_has_one_owner(api: TestClient, services: PlatformServices, bearer: str) -> None:
-    run_id = submitted(api, services, workers=3)
+def test_each_shard_has_one_owner(api: TestClient, world: World, bearer: str) -> None:
+    run_id = submitted(api, world, workers=3)
     owners: list[Assignment] = []
 
     def claim_until_all_are_owned(_: int) -> None:
         for _ in range(1000):
             if len(owners) >= 3:
                 return
-            if (found := claim(services, bearer)) is not None:
+            if (found := claim(world, bearer)) is not None:
                 owners.append(found)
         raise AssertionError("a shard was not claimed")
 
     at_once(claim_until_all_are_owned)
-    shards = shards_of(services, run_id)
+    shards = shards_of(world, run_id)
     leases = {each.shard.id: each.lease.token.get_secret_value() for each in owners}
     assert leases == {shard.id: shard.lease_token for shard in shards}
     assert len(owners) == 3 and {shard.attempt for shard in shards} == {1}
 
 
-def test_a_repeated_claim_gets_one_shard(api: TestClient, services: PlatformServices, bearer: str) -> None:
-    runs = [submitted(api, services) for _ in range(4)]
+def test_a_repeated_claim_gets_one_shard(api: TestClient, world: World, bearer: str) -> None:
+    runs = [submitted(api, world) for _ in range(4)]
     request = claim_request()
-    found = at_once(lambda _: claim(services, bearer, request))
+    found = at_once(lambda _: claim(world, bearer, request))
     leases = {each.lease.token.get_secret_value() for each in found if each is not None}
-    owned = [shard for shard in shards_of(services, *runs) if shard.status == "running"]
+    owned = [shard for shard in shards_of(world, *runs) if shard.status == "running"]
     assert leases == {shard.lease_token for shard in owned}
     assert len(owned) == 1
 
 
-def test_a_repeated_sync_is_accepted_once(api: TestClient, services: PlatformServices) -> None:
-    submitted(api, services)
-    worker = FakeWorker.claims(services, "gpu")
+def test_a_repeated_sync_is_accepted_once(api: TestClient, world: World) -> None:
+    submitted(api, world)
+    worker = FakeWorker.claims(world, "gpu")
     worker.write(records(6))
     request: dict[str, Any] = {
         "journal": worker.part(),
         "files": [worker.conversation(row) for row in range(6)],
-        "log": LogPart(first=0, lines=[WorkerLogLine(timestamp=services.clock.now(), message="once")]),
+        "log": LogPart(first=0, lines=[WorkerLogLine(timestamp=world.services.clock.now(), message="once")]),
     }
     replies = at_once(lambda _: worker.sync(**request))
     assert {each.journal_bytes for each in replies} == {len(worker.journal)}
     assert worker.stored_journal() == worker.journal
     assert [each.position for each in worker.samples()] == [1, 2, 3, 4, 5, 6]
     assert (worker.run.accepted, worker.messages().count("once")) == (6, 1)
-    with services.db.session() as session:
+    with world.services.db.session() as session:
         for table in (DbRunFile, DbConversation):
             assert len(session.scalars(select(table)).all()) == 6
 
 
 def test_a_late_owner_and_those_who_take_over(
-    api: TestClient, services: PlatformServices, bearer: str, clock: ManualClock
+    api: TestClient, world: World, bearer: str, clock: ManualClock
 ) -> None:
     """Either the former owner's records are accepted and it keeps the shard, or another one gets it without them."""
-    submitted(api, services)
-    worker = FakeWorker.claims(services, "gpu")
+    submitted(api, world)
+    worker = FakeWorker.claims(world, "gpu")
     for row in range(6):
         expire_leases(clock)
         stored = len(worker.stored_journal())
@@ -688,7 +691,7 @@ def test_a_late_owner_and_those_who_take_over(
 
         def act(number: int, worker: FakeWorker = worker, part: JournalPart = part) -> Any:
             if number:
-                return claim(services, bearer)
+                return claim(world, bearer)
             with suppress(Refused):
                 return worker.sync(journal=part)
             return None
@@ -700,45 +703,45 @@ def test_a_late_owner_and_those_who_take_over(
             assert owner.shard.journal_bytes == stored
             with pytest.raises(Refused, match="409 LEASE_LOST"):
                 worker.sync(journal=part)
-            worker = FakeWorker(services, owner)
+            worker = FakeWorker(world, owner)
             worker.sync(journal=part)
     assert worker.stored_journal() == journal_of(records(6))
 
 
 def test_a_slow_claim_does_not_get_the_lease_of_another_worker(
     api: TestClient,
-    services: PlatformServices,
+    world: World,
     bearer: str,
     clock: ManualClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A shard whose lease expires before its claim is answered may be claimed by another worker meanwhile."""
-    submitted(api, services)
+    submitted(api, world)
     answer, others = Assignments.of, list[FakeWorker]()
 
     def answer_late(assignments: Assignments, shard_id: str, *, next_poll_s: float) -> Assignment:
         monkeypatch.setattr(Assignments, "of", answer)
         expire_leases(clock)
-        others.append(FakeWorker.claims(services, "gpu"))
+        others.append(FakeWorker.claims(world, "gpu"))
         return assignments.of(shard_id, next_poll_s=next_poll_s)
 
     monkeypatch.setattr(Assignments, "of", answer_late)
-    assert claim(services, bearer) is None
+    assert claim(world, bearer) is None
     others[0].records(1)
 
 
-def test_a_run_ends_once(api: TestClient, services: PlatformServices) -> None:
-    run_id = submitted(api, services, workers=3)
-    workers = [FakeWorker.claims(services, "gpu") for _ in range(3)]
+def test_a_run_ends_once(api: TestClient, world: World) -> None:
+    run_id = submitted(api, world, workers=3)
+    workers = [FakeWorker.claims(world, "gpu") for _ in range(3)]
     for worker in workers:
         worker.records_rest()
     endings = at_once(lambda number: workers[number % 3].finishes(completes=False, settles=False).status)
     assert endings == ["finished"] * THREADS
-    at_once(lambda _: services.platform_shards.execute_next())
-    (finalized,) = shards_of(services, run_id, kind="finalize")
+    at_once(lambda _: world.services.platform_shards.execute_next())
+    (finalized,) = shards_of(world, run_id, kind="finalize")
     run = workers[0].run
     assert (run.status, finalized.attempt, run.accepted) == ("finished", 1, 6)
     assert workers[0].messages().count("finished") == 1
-    assert b"".join(stored_lines(services.blobs, run.journal_blob or "")) == b"".join(
+    assert b"".join(stored_lines(world.services.blobs, run.journal_blob or "")) == b"".join(
         worker.journal for worker in workers
     )

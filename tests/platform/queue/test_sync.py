@@ -19,9 +19,9 @@ from osmosis_ai.api.models.workers import (
 )
 from osmosis_ai.platform.db.tables import Base
 from osmosis_ai.platform.runs.journals import read_journal
-from osmosis_ai.platform.services import PlatformServices
 from tests.evaluation.builders import record
 from tests.evaluation.recorded_runs import with_crc
+from tests.platform.conftest import World
 from tests.platform.fake_worker import (
     EVALS,
     FakeWorker,
@@ -35,27 +35,27 @@ from tests.platform.fake_worker import (
 TRAJECTORY = "trajectories/row_0_run_0.json"
 
 
-def stored(services: PlatformServices) -> dict[str, Any]:
+def stored(world: World) -> dict[str, Any]:
     """Return every row that a sync may write, and all blobs."""
     skipped = {"known_workers", "worker_tokens"}
     found: dict[str, Any] = {}
-    with services.db.session() as session:
+    with world.services.db.session() as session:
         for table in Base.metadata.sorted_tables:
             if table.name not in skipped:
                 found[table.name] = sorted(map(repr, session.execute(select(table)).all()))
     return {
         **found,
-        "blobs": sorted(services.blobs.keys("runs")),
-        "open": len(list(services.blobs.unfinished_uploads())),
+        "blobs": world.stored("runs"),
+        "open": len(list(world.services.blobs.unfinished_uploads())),
     }
 
 
 def refused(worker: FakeWorker, body: dict[str, Any]) -> Refused:
     """Send what the platform must refuse; nothing may have changed."""
-    before = stored(worker.services)
+    before = stored(worker.world)
     with pytest.raises(Refused) as caught:
         worker.call("sync", body)
-    assert stored(worker.services) == before
+    assert stored(worker.world) == before
     return caught.value
 
 
@@ -135,10 +135,10 @@ def test_a_bad_part_of_a_journal_is_refused_whole(worker: FakeWorker) -> None:
 
 
 def test_records_of_attempts_that_are_not_of_the_shard_are_refused_and_logged_once(
-    api: TestClient, services: PlatformServices
+    api: TestClient, world: World
 ) -> None:
     EVALS.taken(api, advanced_config={"execution": {"pool": "gpu", "workers": 2}})
-    worker, other = (FakeWorker.claims(services, "gpu") for _ in range(2))  # 3 rows, 2 attempts per row
+    worker, other = (FakeWorker.claims(world, "gpu") for _ in range(2))  # 3 rows, 2 attempts per row
     for foreign, sentence in (
         (record(3), "the run has 3 rows, and no row 3"),
         (record(0, 2), "the run has 2 attempts per row, and no attempt 2"),
@@ -326,23 +326,21 @@ def test_a_sync_with_everything_is_all_or_nothing(
         "wanted": [UPLOAD],
     }
 
-    before = stored(worker.services)
+    before = stored(worker.world)
     with monkeypatch.context() as patch:
         patch.setattr("osmosis_ai.platform.queue.queue.wire.SyncReply", raising(MemoryError()))
         with pytest.raises((Refused, MemoryError)):
             worker.sync(**everything)
-    assert stored(worker.services) == before
+    assert stored(worker.world) == before
     reply = worker.sync(**everything)
     assert (reply.journal_bytes, reply.log_lines, len(reply.uploads)) == (len(FIRST), 1, 1)
 
 
-def test_a_slow_reader_of_a_journal_holds_no_connection(
-    services: PlatformServices, worker: FakeWorker
-) -> None:
+def test_a_slow_reader_of_a_journal_holds_no_connection(world: World, worker: FakeWorker) -> None:
     for each in records(3):
         worker.write([each])
         worker.sync(journal=worker.part())
-    readers = [read_journal(services.db, worker.shard_id) for _ in range(100)]
+    readers = [read_journal(world.services.db, worker.shard_id) for _ in range(100)]
     assert {next(reader) for reader in readers}, "more than the database has connections"
     assert worker.sync().journal_bytes == len(worker.journal)
-    assert b"".join(read_journal(services.db, worker.shard_id)) == worker.journal
+    assert b"".join(read_journal(world.services.db, worker.shard_id)) == worker.journal

@@ -12,9 +12,8 @@ from fastapi.testclient import TestClient
 from osmosis_ai.platform.db.tables import DbRunShard
 from osmosis_ai.platform.queue.reports import ROLLOUTS
 from osmosis_ai.platform.runs.lifecycle import version_of
-from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.training.runs.metrics import TRAINING_REWARD
-from tests.platform.conftest import ManualClock
+from tests.platform.conftest import ManualClock, World
 from tests.platform.fake_worker import (
     GPU,
     TERM_S,
@@ -35,15 +34,15 @@ V = f"validation/{VERSION}"
 
 
 @pytest.fixture
-def trainer(api: TestClient, services: PlatformServices) -> FakeTrainer:
+def trainer(api: TestClient, world: World) -> FakeTrainer:
     """The owner of a training run's shard."""
     TRAININGS.taken(api, advanced_config=GPU)
-    return FakeTrainer.claims(services, "gpu")  # type: ignore[return-value]
+    return FakeTrainer.claims(world, "gpu")  # type: ignore[return-value]
 
 
 def successor_of(trainer: FakeTrainer) -> FakeTrainer:
-    expire_leases(trainer.services.clock)  # type: ignore[arg-type]
-    return FakeTrainer.claims(trainer.services, "gpu")  # type: ignore[return-value]
+    expire_leases(trainer.world.services.clock)  # type: ignore[arg-type]
+    return FakeTrainer.claims(trainer.world, "gpu")  # type: ignore[return-value]
 
 
 def points(api: TestClient, trainer: FakeTrainer) -> dict[int, float]:
@@ -63,7 +62,7 @@ def step(trainer: FakeTrainer, number: int, **validated: float) -> None:
 
 def is_progress(trainer: FakeTrainer, report: Callable[[], object]) -> bool:
     """Whether a report resets the number of failed attempts."""
-    with trainer.services.db.transaction() as session:
+    with trainer.world.services.db.transaction() as session:
         session.get_one(DbRunShard, trainer.shard_id).failed_attempts = 2
     report()
     return trainer.shard.failed_attempts == 0
@@ -98,7 +97,7 @@ def test_a_resumed_run_repeats_the_steps_after_its_checkpoint(api: TestClient, t
 def test_only_the_newest_archive_is_kept(trainer: FakeTrainer) -> None:
     for number, name in ((5, "5-a"), (5, "5-a"), (10, "10-a"), (10, "10-b"), (5, "5-c")):
         trainer.add_archive(number, name)
-    kept = {key.split("/")[3] for key in trainer.services.blobs.keys(f"runs/{trainer.run_id}/resume")}
+    kept = {key.split("/")[3] for key in trainer.world.stored(f"runs/{trainer.run_id}/resume")}
     assert kept == {"10-b"}, "the last one came late"
     stored = successor_of(trainer).assignment.training
     assert stored is not None and stored.resume is not None and stored.resume_step == 10
@@ -111,7 +110,7 @@ def test_checkpoints_and_the_newest_validation_are_kept(api: TestClient, trainer
     assert trainer.add_checkpoint(2, b"again") == names[1], "it replaces itself"
     second = trainer.add_validation(2)
     assert trainer.add_validation(2) == second
-    keys = list(trainer.services.blobs.keys(f"runs/{trainer.run_id}/validation"))
+    keys = trainer.world.stored(f"runs/{trainer.run_id}/validation")
     assert keys == [second] and first != second
     listed = api.get(f"{TRAININGS.route}/{trainer.run_id}/checkpoints").json()["checkpoints"]
     assert sorted(each["checkpoint_name"] for each in listed) == sorted(names)
@@ -185,7 +184,7 @@ def test_what_a_worker_makes_up_is_refused_and_changes_nothing(
 
 
 def test_the_errors_of_one_worker_keep_no_lease_of_another(
-    services: PlatformServices, worker: FakeWorker, trainer: FakeTrainer, clock: ManualClock
+    world: World, worker: FakeWorker, trainer: FakeTrainer, clock: ManualClock
 ) -> None:
     version = version_of(1, b"rows")
     sent = trainer.uploads(name := f"validation/{version}/a-samples.jsonl", b"rows")
@@ -197,5 +196,5 @@ def test_the_errors_of_one_worker_keep_no_lease_of_another(
             trainer.sync(training={"validation": {"version": version, "files": [file, file]}})
         assert refused.value.status == 400
         trainer.sync()
-    found = claim(services, pool_token(services))
+    found = claim(world, pool_token(world))
     assert found is not None and found.run.id == worker.run_id, "its worker has been silent for a lease"

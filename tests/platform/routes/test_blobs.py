@@ -12,16 +12,15 @@ from fastapi.testclient import TestClient
 
 from osmosis_ai.platform.blobs.store import BlobStore, BlobStoreBusy, BlobStoreError, BlobUpload
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.services import PlatformServices
-from tests.platform.conftest import ManualClock, assert_flat_error
+from tests.platform.conftest import ManualClock, World, assert_flat_error
 
 HOUR = timedelta(hours=1)
 DATA = bytes(range(256)) * 40
 
 
 @pytest.fixture
-def blobs(services: PlatformServices) -> BlobStore:
-    return services.blobs
+def blobs(world: World) -> BlobStore:
+    return world.services.blobs
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from urllib.parse import quote
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 from tests.platform.datasets_world import DATASETS, Uploads, rows
 
@@ -61,10 +60,10 @@ def test_an_overwrite_must_name_a_dataset_of_that_name(uploads: Uploads) -> None
 
 
 def test_a_name_is_taken_in_its_workspace_only(
-    uploads: Uploads, stranger: Member, client: TestClient, services: PlatformServices
+    uploads: Uploads, stranger: Member, client: TestClient, world: World
 ) -> None:
     mine = uploads.upload("multiply", rows())
-    theirs = Uploads(client, services, stranger.headers)
+    theirs = Uploads(client, world, stranger.headers)
     assert theirs.upload("multiply", rows(5))["row_count"] == 5
     assert uploads.get("multiply") == mine
 
@@ -90,8 +89,7 @@ def test_datasets_are_listed_newest_first_in_pages(uploads: Uploads, clock: Manu
 def test_a_dataset_that_is_not_ready_cannot_be_downloaded(uploads: Uploads, state: str) -> None:
     dataset = uploads.begin("multiply", rows())
     if state == "processing":
-        # The background is stopped, as on a platform that is just going down.
-        uploads.services.datasets.ingest.close()
+        uploads.stop_checks()
         uploads.send(dataset, rows())
         assert uploads.complete(dataset["id"]).json()["status"] == "processing"
     assert_flat_error(uploads.request("GET", "/multiply/download"), 409, "CONFLICT")
@@ -101,10 +99,10 @@ GIB = 1 << 30
 
 
 @pytest.fixture
-def small_parts(services: PlatformServices) -> None:
+def small_parts(world: World) -> None:
     """Files from 300 bytes on are sent in parts of 100."""
-    services.datasets.max_bytes = 5000
-    services.datasets.multipart_from_bytes, services.datasets.part_bytes = 300, 100
+    world.services.datasets.max_bytes = 5000
+    world.services.datasets.multipart_from_bytes, world.services.datasets.part_bytes = 300, 100
 
 
 # Announcing

@@ -13,8 +13,7 @@ from sqlalchemy import select
 
 from osmosis_ai.platform.db.tables import DbSample
 from osmosis_ai.platform.runs import imported_run
-from osmosis_ai.platform.services import PlatformServices
-from tests.platform.conftest import ManualClock, Member, assert_flat_error
+from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 from tests.platform.local_runs import IMPORTS, LocalRun, rollout_id, started, trajectory
 
 DAY_S = 24 * 3600
@@ -109,8 +108,8 @@ CALL = {
 }
 
 
-def imported_samples(services: PlatformServices) -> list[DbSample]:
-    with services.db.session() as session:
+def imported_samples(world: World) -> list[DbSample]:
+    with world.services.db.session() as session:
         return list(session.scalars(select(DbSample).order_by(DbSample.row_index, DbSample.run_index)))
 
 
@@ -126,7 +125,7 @@ def with_trajectories(run: LocalRun, *changes: Mapping[str, Any]) -> LocalRun:
 
 
 def test_samples_of_an_import_have_what_their_trajectories_state(
-    api: TestClient, services: PlatformServices, run: LocalRun
+    api: TestClient, world: World, run: LocalRun
 ) -> None:
     asks = {"step_id": 1, "source": "user", "message": "two\n\0times two?"}
     answers = [
@@ -138,7 +137,7 @@ def test_samples_of_an_import_have_what_their_trajectories_state(
     with_trajectories(
         run, {"steps": [asks, *answers], "told": noted}, {"steps": [asks], "told": unmatched}
     ).upload(api)
-    whole, _, loose, *_ = imported_samples(services)
+    whole, _, loose, *_ = imported_samples(world)
     assert (whole.tokens, whole.prompt_tokens, whole.completion_tokens, whole.model_calls) == (10, 20, 4, 2)
     assert (whole.cost_usd, whole.model_latency_ms) == (0.5, 11.0)
     assert whole.finish_reasons == loose.finish_reasons == {"length": 2}
@@ -160,7 +159,7 @@ def test_samples_of_an_import_have_what_their_trajectories_state(
 )
 def test_cause_of_a_failure(
     api: TestClient,
-    services: PlatformServices,
+    world: World,
     run: LocalRun,
     stated: object,
     imported: tuple[str | None, ...],
@@ -174,17 +173,15 @@ def test_cause_of_a_failure(
 
     run.files["index.jsonl"] = of_row_0(status="failed", reward=None, error_type="callback_timeout")
     with_trajectories(run, {"told": {"failure": stated}}).upload(api)
-    sample = imported_samples(services)[0]
+    sample = imported_samples(world)[0]
     assert (sample.status, sample.boundary, sample.category, sample.error) == ("failed", *imported)
 
 
-def test_hostile_numbers_of_a_trajectory_are_left_out(
-    api: TestClient, services: PlatformServices, run: LocalRun
-) -> None:
+def test_hostile_numbers_of_a_trajectory_are_left_out(api: TestClient, world: World, run: LocalRun) -> None:
     huge = {"prompt_tokens": 10**12, "completion_tokens": 1, "cost_usd": 1e308, "extra": {"latency_ms": -1}}
     steps = [{"step_id": place, "source": "agent", "message": "north", "metrics": huge} for place in (1, 2)]
     assert with_trajectories(run, {"steps": steps}).upload(api).status_code == 200
-    sample = imported_samples(services)[0]
+    sample = imported_samples(world)[0]
     assert (sample.model_calls, sample.prompt_tokens, sample.cost_usd) == (2, None, None)
     assert sample.output == "north"
 
@@ -257,20 +254,20 @@ def test_a_large_file_arrives_in_parts_with_the_names_of_this_part_of_the_wire(
 
 
 def test_an_upload_that_nobody_ends_is_forgotten_with_its_bytes(
-    api: TestClient, services: PlatformServices, clock: ManualClock, run: LocalRun
+    api: TestClient, world: World, clock: ManualClock, run: LocalRun
 ) -> None:
     session = started(api, run)["session_id"]
     run.send(api, session, "index.jsonl")
     api.post(f"{IMPORTS}/{session}/uploads", json={"paths": ["progress.json"]})
-    assert len(list(services.blobs.keys("runs"))) == 1 and len(list(services.blobs.unfinished_uploads())) == 1
+    assert len(world.stored("runs")) == 1 and len(list(world.services.blobs.unfinished_uploads())) == 1
     clock.advance(DAY_S - 1)
-    services.eval_imports.tidy()
-    assert len(list(services.blobs.keys("runs"))) == 1
+    world.services.eval_imports.tidy()
+    assert len(world.stored("runs")) == 1
     clock.advance(2)
     gone = assert_flat_error(api.post(f"{IMPORTS}/{session}/finalize", json={}), 404, "NOT_FOUND")
     assert "its time is over" in gone["error"]
-    services.eval_imports.tidy()
-    assert list(services.blobs.keys("runs")) == [] and list(services.blobs.unfinished_uploads()) == []
+    world.services.eval_imports.tidy()
+    assert world.stored("runs") == [] and list(world.services.blobs.unfinished_uploads()) == []
     assert started(api, run)["session_id"] != session
 
 
@@ -348,14 +345,12 @@ CANNOT_BE_ANNOUNCED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_what_cannot_be_uploaded_is_refused_before_a_byte_is_sent(
-    api: TestClient, services: PlatformServices
-) -> None:
+def test_what_cannot_be_uploaded_is_refused_before_a_byte_is_sent(api: TestClient, world: World) -> None:
     for changes, said in CANNOT_BE_ANNOUNCED:
         reply = api.post(IMPORTS, json=LocalRun().start(**changes))
         assert reply.status_code == 400, (said, reply.text)
         assert said in reply.json()["error"]
-    assert list(services.blobs.unfinished_uploads()) == []
+    assert list(world.services.blobs.unfinished_uploads()) == []
 
 
 def test_a_path_cannot_be_a_file_and_a_directory(api: TestClient, run: LocalRun) -> None:
@@ -384,7 +379,7 @@ def test_files_and_their_bytes_are_bounded_in_all(
 
 
 def test_bytes_of_another_digest_are_not_kept_and_can_be_sent_again(
-    api: TestClient, services: PlatformServices, run: LocalRun
+    api: TestClient, world: World, run: LocalRun
 ) -> None:
     session = started(api, run)["session_id"]
     right = run.files["progress.json"]
@@ -395,7 +390,7 @@ def test_bytes_of_another_digest_are_not_kept_and_can_be_sent_again(
         api.post(f"{IMPORTS}/{session}/uploads/complete", json=complete), 400, "VALIDATION"
     )
     assert "not those that were announced" in body["error"]
-    assert list(services.blobs.keys("runs")) == []
+    assert world.stored("runs") == []
     run.send(api, session)
     assert api.post(f"{IMPORTS}/{session}/finalize", json={}).status_code == 200
 
@@ -471,12 +466,14 @@ def test_results_are_not_believed_and_a_run_that_does_not_fit_together_is_none(a
 
 
 def test_a_run_is_written_whole_or_not_at_all(
-    api: TestClient, run: LocalRun, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+    api: TestClient, run: LocalRun, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = started(api, run)["session_id"]
     run.send(api, session)
     with monkeypatch.context() as patch:
-        patch.setattr(services.logs.__class__, "add", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        patch.setattr(
+            world.services.logs.__class__, "add", lambda *_: (_ for _ in ()).throw(OSError(28, "full"))
+        )
         assert_flat_error(api.post(f"{IMPORTS}/{session}/finalize", json={}), 507, "STORAGE_FULL")
     assert api.get("/api/cli/eval-runs").json()["eval_runs"] == []
     assert api.post(f"{IMPORTS}/{session}/finalize", json={}).json()["status"] == "finalized"

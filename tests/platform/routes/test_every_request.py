@@ -22,7 +22,6 @@ from osmosis_ai.platform.http.authentication import WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.middleware import OFFERED
 from osmosis_ai.platform.http.routing import LogPaging, Paging, api_router
-from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import Member, World, application, assert_flat_error
 from tests.platform.one_hop_client import OneHopClient, running
 
@@ -30,9 +29,9 @@ JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture
-def probe(services: PlatformServices, member: Member, portal: BlockingPortal) -> Iterator[OneHopClient]:
+def probe(world: World, member: Member, portal: BlockingPortal) -> Iterator[OneHopClient]:
     """The platform with a few routes that do what a test needs to see from the outside."""
-    app = application(services, _add_probe)
+    app = application(world, _add_probe)
     with running(app, portal) as client:
         client.headers.update(member.headers)
         yield client
@@ -144,9 +143,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(probe: TestClient) -
     assert announced.headers["connection"] == "close"
 
 
-async def test_a_body_of_unknown_length_is_cut_off_at_the_limit(
-    services: PlatformServices, member: Member
-) -> None:
+async def test_a_body_of_unknown_length_is_cut_off_at_the_limit(world: World, member: Member) -> None:
     sent = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -156,7 +153,7 @@ async def test_a_body_of_unknown_length_is_cut_off_at_the_limit(
             yield b" " * 1024**2
             await asyncio.sleep(0)
 
-    transport = httpx.ASGITransport(application(services), raise_app_exceptions=False)
+    transport = httpx.ASGITransport(application(world), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://platform") as client:
         reply = await client.post("/api/cli/device/token", content=endless(), headers=JSON)
     assert_flat_error(reply, 413, "BODY_TOO_LARGE")
@@ -225,12 +222,10 @@ def test_a_header_that_gives_no_workspace_is_refused(
     assert_flat_error(probe.get("/api/cli/probe/scope", headers=headers), status, code)
 
 
-def test_a_token_of_one_workspace_opens_no_other(
-    probe: TestClient, services: PlatformServices, member: Member
-) -> None:
-    moss = services.workspaces.create("moss")
-    services.workspaces.add_member(moss.id, member.user.id)
-    _, plain = services.accounts.create_token(member.user.id, workspace_id=moss.id)
+def test_a_token_of_one_workspace_opens_no_other(probe: TestClient, world: World, member: Member) -> None:
+    moss = world.services.workspaces.create("moss")
+    world.services.workspaces.add_member(moss.id, member.user.id)
+    _, plain = world.services.accounts.create_token(member.user.id, workspace_id=moss.id)
     headers = {**member.headers, "Authorization": f"Bearer {plain}"}
     assert_flat_error(
         probe.get("/api/cli/probe/scope", headers=headers), 403, "GIT_SCOPE_HEADER_ACCESS_DENIED"
@@ -264,11 +259,11 @@ def test_a_request_without_a_good_token_is_refused_with_the_reason(
 
 
 def test_expired_and_revoked_tokens_are_told_apart(
-    api: TestClient, services: PlatformServices, member: Member, clock: Any
+    api: TestClient, world: World, member: Member, clock: Any
 ) -> None:
-    services.accounts.revoke_token(member.token_id)
+    world.services.accounts.revoke_token(member.token_id)
     assert_flat_error(api.get("/api/cli/verify"), 401, "TOKEN_REVOKED")
-    _, plain = services.accounts.create_token(member.user.id)
+    _, plain = world.services.accounts.create_token(member.user.id)
     clock.advance(91 * 86_400)
     reply = api.get("/api/cli/verify", headers={"Authorization": f"Bearer {plain}"})
     assert_flat_error(reply, 401, "TOKEN_EXPIRED")
@@ -302,7 +297,7 @@ def test_pages_have_defaults_and_limits(probe: TestClient) -> None:
 )
 def test_old_clients_are_told_and_older_ones_refused(
     config: PlatformConfig,
-    services: PlatformServices,
+    world: World,
     member: Member,
     stated: str | None,
     http_status: int,
@@ -310,8 +305,8 @@ def test_old_clients_are_told_and_older_ones_refused(
 ) -> None:
     from dataclasses import replace
 
-    services.config = replace(config, recommended_cli_version="0.3.5")
-    client = TestClient(application(services))
+    world.services.config = replace(config, recommended_cli_version="0.3.5")
+    client = TestClient(application(world))
     headers = {**member.headers, **({"X-Osmosis-Cli-Version": stated} if stated else {})}
     reply = client.get("/api/cli/verify", headers=headers)
     assert reply.status_code == http_status

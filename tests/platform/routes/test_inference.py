@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -13,17 +12,15 @@ from aiohttp import web
 from fastapi.testclient import TestClient
 
 from osmosis_ai.platform import models as served_module
-from osmosis_ai.platform.db.tables import DbLoraModel
 from osmosis_ai.platform.models import (
     ModelServerPool,
     ModelUnavailableError,
     ServableModel,
     TooManyRequestsError,
 )
-from osmosis_ai.platform.services import PlatformServices
-from tests.platform.conftest import Member, application, assert_openai_error
+from tests.platform.conftest import Member, World, application, assert_openai_error
 from tests.platform.model_servers import CHAT, TINY, StandIn, Starts, echo
-from tests.platform.viewer.runs_world import add_run
+from tests.platform.viewer.runs_world import add_model, add_run
 
 # -- through the real model --------------------------------------------------------------------
 
@@ -57,11 +54,11 @@ def test_the_built_in_model_answers_and_streams_the_same(v1: TestClient) -> None
 # -- without a model ---------------------------------------------------------------------------
 
 
-def test_models_are_listed_and_shown_without_starting_one(v1: TestClient, services: PlatformServices) -> None:
+def test_models_are_listed_and_shown_without_starting_one(v1: TestClient, world: World) -> None:
     model = {
         "id": "osmosis/tiny",
         "object": "model",
-        "created": services.model_servers.created,
+        "created": world.services.model_servers.created,
         "owned_by": "osmosis",
     }
 
@@ -115,33 +112,23 @@ def test_other_routes_are_refused_in_the_shape_clients_read(v1: TestClient, meth
     assert_openai_error(v1.request(method, "/v1/embeddings"), 404, "unknown_url")
 
 
-def _add_adapter(services: PlatformServices, member: Member, step: int, status: str | None) -> str:
+def _add_adapter(world: World, member: Member, step: int, status: str | None) -> str:
     """Add an adapter whose stored files are damaged, so that no process can serve it; return its name."""
-    run = add_run(services, member, f"finch-{step}", id=f"run_{step}", kind="training")
-    services.blobs.put(f"adapters/{step}", io.BytesIO(b"damaged"))
-    model = DbLoraModel(
-        id=f"lora_{step}",
-        workspace_id=run.workspace_id,
-        run_id=run.id,
-        name=f"{run.name}-step-{step}",
-        base_model="osmosis/tiny",
-        step=step,
-        files={"adapter_config.json": {"blob_key": f"adapters/{step}", "size": 7, "sha256": "0" * 64}},
-        deployment_status=status,
-        deployed_at=services.clock.now(),
-        created_at=services.clock.now(),
+    run = add_run(world, member, f"finch-{step}", id=f"run_{step}", kind="training")
+    world.store(f"adapters/{step}", b"damaged")
+    files = {"adapter_config.json": {"blob_key": f"adapters/{step}", "size": 7, "sha256": "0" * 64}}
+    now = world.services.clock.now()
+    return (
+        f"osmosis/tiny:{add_model(world, run, step, files=files, deployment_status=status, deployed_at=now)}"
     )
-    with services.db.transaction() as session:
-        session.add(model)
-    return f"osmosis/tiny:{model.name}"
 
 
 def test_deployed_adapters_are_listed_for_members_of_their_workspace_alone(
-    v1: TestClient, services: PlatformServices, member: Member, stranger: Member
+    v1: TestClient, world: World, member: Member, stranger: Member
 ) -> None:
-    deployed = _add_adapter(services, member, 1, "active")
-    others = [_add_adapter(services, member, 2, "inactive"), _add_adapter(services, member, 3, None)]
-    theirs = _add_adapter(services, stranger, 4, "active")
+    deployed = _add_adapter(world, member, 1, "active")
+    others = [_add_adapter(world, member, 2, "inactive"), _add_adapter(world, member, 3, None)]
+    theirs = _add_adapter(world, stranger, 4, "active")
     shown = v1.get("/v1/models").json()["data"][1:]
     assert [(model["id"], model["parent"]) for model in shown] == [(deployed, "osmosis/tiny")]
     assert v1.get(f"/v1/models/{deployed}").json() == shown[0]
@@ -153,10 +140,8 @@ def test_deployed_adapters_are_listed_for_members_of_their_workspace_alone(
         assert_openai_error(v1.get(f"/v1/models/{name}"), 404, "model_not_found")
 
 
-def test_an_adapter_whose_files_are_damaged_says_so(
-    v1: TestClient, services: PlatformServices, member: Member
-) -> None:
-    name = _add_adapter(services, member, 1, "active")
+def test_an_adapter_whose_files_are_damaged_says_so(v1: TestClient, world: World, member: Member) -> None:
+    name = _add_adapter(world, member, 1, "active")
     reply = v1.post("/v1/chat/completions", json={**CHAT, "model": name})
     said = assert_openai_error(reply, 503, "model_unavailable")
     assert name in said
@@ -166,8 +151,8 @@ def test_an_adapter_whose_files_are_damaged_says_so(
 class _Client:
     """Speaks ASGI to the platform, so that a test decides when it reads and when it hangs up."""
 
-    def __init__(self, services: PlatformServices, api_key: str) -> None:
-        self._app = application(services)
+    def __init__(self, world: World, api_key: str) -> None:
+        self._app = application(world)
         self._key = api_key
         self.hung_up = asyncio.Event()
         self.received: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -224,17 +209,17 @@ def upstream() -> Upstream:
 
 
 @pytest.fixture
-async def platform(services: PlatformServices, upstream: Upstream) -> AsyncIterator[PlatformServices]:
+async def platform(world: World, upstream: Upstream) -> AsyncIterator[World]:
     """The platform over a model that ``upstream`` speaks for."""
     served = ModelServerPool(Starts(StandIn(upstream.answer)))
-    services.model_servers = served
-    yield services
+    world.services.model_servers = served
+    yield world
     await served.close()
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_hangs_up_takes_its_generation_with_it(
-    platform: PlatformServices,
+    platform: World,
     api_key: str,
     upstream: Upstream,
     stream: bool,
@@ -251,12 +236,12 @@ async def test_a_client_that_hangs_up_takes_its_generation_with_it(
     await asyncio.wait_for(upstream.gone.wait(), 300)
     await asyncio.wait_for(request, 300)
     monkeypatch.setattr(served_module, "MAX_REQUESTS", 1)
-    with platform.model_servers.place("its place is free again", TINY):
+    with platform.services.model_servers.place("its place is free again", TINY):
         pass
 
 
 async def test_a_model_that_dies_in_the_middle_of_a_stream_is_an_event(
-    services: PlatformServices, api_key: str, member: Member
+    world: World, api_key: str, member: Member
 ) -> None:
     async def die(request: web.Request) -> web.StreamResponse:
         reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -266,10 +251,10 @@ async def test_a_model_that_dies_in_the_middle_of_a_stream_is_an_event(
         request.transport.abort()
         return reply
 
-    services.model_servers = ModelServerPool(Starts(StandIn(die)))
-    client = _Client(services, api_key)
+    world.services.model_servers = ModelServerPool(Starts(StandIn(die)))
+    client = _Client(world, api_key)
     await client.post({**CHAT, "stream": True})
-    await services.model_servers.close()
+    await world.services.model_servers.close()
 
     body = b"".join(client.received.get_nowait().get("body", b"") for _ in range(client.received.qsize()))
     error = json.loads(body.decode().split("data: ")[-1])["error"]

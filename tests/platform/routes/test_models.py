@@ -3,49 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import update
 
-from osmosis_ai import training
-from osmosis_ai.platform.db.tables import DbLoraModel, DbRun, new_id
-from osmosis_ai.platform.models import MAX_ACTIVE_DEPLOYMENTS
-from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
-from tests.platform.viewer import runs_world
+from tests.platform.viewer.runs_world import add_model, add_run
 
 MODELS = "/api/cli/models"
+MOST_DEPLOYED = 8
 
 
-def add_run(services: PlatformServices, member: Member) -> DbRun:
-    return runs_world.add_run(services, member, "copper-finch-8", kind="training")
-
-
-def add_models(
-    services: PlatformServices, run: DbRun, *steps: int, base_model: str = "osmosis/tiny"
-) -> list[str]:
-    models = [
-        DbLoraModel(
-            id=new_id("lora"),
-            workspace_id=run.workspace_id,
-            run_id=run.id,
-            name=f"{run.name}-step-{step}",
-            base_model=base_model,
-            step=step,
-            reward=step / 100,
-            validation_reward=step / 200,
-            files={},
-            created_at=services.clock.now(),
-        )
+def add_models(world: World, member: Member, *steps: int, **columns: Any) -> list[str]:
+    run = add_run(world, member, "copper-finch-8", kind="training")
+    return [
+        add_model(world, run, step, reward=step / 100, validation_reward=step / 200, **columns)
         for step in steps
     ]
-    with services.db.transaction() as session:
-        session.add_all(models)
-    return [model.name for model in models]
 
 
 def test_the_built_in_model_is_the_base_model(api: TestClient) -> None:
@@ -68,11 +44,11 @@ def test_the_built_in_model_is_the_base_model(api: TestClient) -> None:
 
 
 def test_adapters_are_listed_newest_first_page_by_page(
-    api: TestClient, services: PlatformServices, member: Member, clock: ManualClock
+    api: TestClient, world: World, member: Member, clock: ManualClock
 ) -> None:
-    run = add_run(services, member)
+    run = add_run(world, member, "copper-finch-8", kind="training")
     for step in (20, 40, 60):
-        add_models(services, run, step)
+        add_model(world, run, step, reward=step / 100, validation_reward=step / 200)
         clock.advance(60)
     page = api.get(f"{MODELS}/lora", params={"limit": 2}).json()
     assert [model["checkpoint_step"] for model in page["models"]] == [60, 40]
@@ -93,9 +69,9 @@ def test_adapters_are_listed_newest_first_page_by_page(
 
 
 def test_a_deployed_adapter_says_since_when_by_whom_and_as_what(
-    api: TestClient, services: PlatformServices, member: Member, clock: ManualClock
+    api: TestClient, world: World, member: Member, clock: ManualClock
 ) -> None:
-    (name,) = add_models(services, add_run(services, member), 40)
+    (name,) = add_models(world, member, 40)
     clock.advance(60)
     changed = api.post(f"{MODELS}/{name}/deploy", json={}).json()
     model = api.get(f"{MODELS}/{name}").json()
@@ -120,10 +96,10 @@ def test_a_deployed_adapter_says_since_when_by_whom_and_as_what(
 
 
 def test_an_adapter_of_a_base_model_that_is_not_served_here_offers_no_deployment(
-    api: TestClient, services: PlatformServices, member: Member, monkeypatch: pytest.MonkeyPatch
+    api: TestClient, world: World, member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "find_spec", lambda _: None)
-    (name,) = add_models(services, add_run(services, member), 40, base_model="fern/base-32b")
+    monkeypatch.setattr("osmosis_ai.training.find_spec", lambda _: None)
+    (name,) = add_models(world, member, 40, base_model="fern/base-32b")
     listed = api.get(f"{MODELS}/lora").json()["models"][0]
     detail = api.get(f"{MODELS}/{name}").json()
     assert not {"deployment_status", "inference_model"} & (set(listed) | set(detail))
@@ -132,34 +108,35 @@ def test_an_adapter_of_a_base_model_that_is_not_served_here_offers_no_deployment
 
 
 def test_no_more_adapters_are_deployed_than_may_be_however_many_ask_at_once(
-    api: TestClient, services: PlatformServices, member: Member
+    api: TestClient, world: World, member: Member
 ) -> None:
-    names = add_models(services, add_run(services, member), *range(1, MAX_ACTIVE_DEPLOYMENTS + 5))
+    names = add_models(world, member, *range(1, MOST_DEPLOYED + 5))
 
     def deploy(name: str) -> Any:
         return api.post(f"{MODELS}/{name}/deploy", json={})
 
     with ThreadPoolExecutor(8) as threads:
         replies = list(threads.map(deploy, names))
-    assert sorted(reply.status_code for reply in replies) == [200] * MAX_ACTIVE_DEPLOYMENTS + [409] * 4
+    assert sorted(reply.status_code for reply in replies) == [200] * MOST_DEPLOYED + [409] * 4
     refused = next(reply for reply in replies if reply.status_code == 409)
     body = assert_flat_error(refused, 409, "CONFLICT")
     assert (body["field"], "osmosis model undeploy" in body["error"]) == ("loraName", True)
-    assert api.get(f"{MODELS}/lora").json()["active_deployments"] == MAX_ACTIVE_DEPLOYMENTS
+    assert api.get(f"{MODELS}/lora").json()["active_deployments"] == MOST_DEPLOYED
 
 
 def test_an_adapter_is_downloaded_file_by_file_from_urls_that_need_no_token(
-    client: TestClient, services: PlatformServices, member: Member, clock: ManualClock
+    client: TestClient, world: World, member: Member, clock: ManualClock
 ) -> None:
-    (name,) = add_models(services, add_run(services, member), 40)
     content = {"adapter_config.json": b'{"r": 8}', "adapter_model.safetensors": bytes(range(256)) * 40}
     files = {}
     for path, data in content.items():
-        key = f"runs/tr_1/checkpoints/40/{path}"
-        info = services.blobs.put(key, io.BytesIO(data))
-        files[path] = {"blob_key": key, "size": info.size, "sha256": info.sha256}
-    with services.db.transaction() as session:
-        session.execute(update(DbLoraModel).values(files=files))
+        info = world.store(f"runs/tr_1/checkpoints/40/{path}", data)
+        files[path] = {
+            "blob_key": f"runs/tr_1/checkpoints/40/{path}",
+            "size": info.size,
+            "sha256": info.sha256,
+        }
+    (name,) = add_models(world, member, 40, files=files)
     reply = client.get(f"{MODELS}/{name}/download", headers=member.headers).json()
     assert (reply["model_name"], reply["base_model"], reply["expires_in"]) == (name, "osmosis/tiny", 3600)
     assert [file["path"] for file in reply["files"]] == sorted(content)
@@ -173,10 +150,10 @@ def test_an_adapter_is_downloaded_file_by_file_from_urls_that_need_no_token(
 
 
 def test_members_take_back_what_they_deployed_and_admins_everything(
-    client: TestClient, services: PlatformServices, world: World, member: Member
+    client: TestClient, world: World, member: Member
 ) -> None:
     joined = world.member("ivo", role="member", identity="fern/more")
-    (name,) = add_models(services, add_run(services, member), 40)
+    (name,) = add_models(world, member, 40)
     assert client.post(f"{MODELS}/{name}/deploy", json={}, headers=member.headers).status_code == 200
     refused = client.post(f"{MODELS}/{name}/undeploy", json={}, headers=joined.headers)
     assert_flat_error(refused, 403, "ROLE_REQUIRED")

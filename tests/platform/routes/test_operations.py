@@ -17,8 +17,7 @@ from osmosis_ai.platform import operations
 from osmosis_ai.platform.blobs.store import BlobStoreBusy
 from osmosis_ai.platform.config import from_environment
 from osmosis_ai.platform.operations import Maintenance
-from osmosis_ai.platform.services import PlatformServices
-from tests.platform.conftest import ManualClock, Member, application
+from tests.platform.conftest import ManualClock, Member, World, application
 from tests.platform.one_hop_client import OneHopClient, running
 from tests.platform.viewer.runs_world import add_run
 
@@ -27,10 +26,10 @@ GOOD = {"database": "ok", "migrations": "ok", "blobs": "ok"}
 
 
 @pytest.fixture
-def monitored(services: PlatformServices, portal: BlockingPortal) -> Iterator[OneHopClient]:
+def monitored(world: World, portal: BlockingPortal) -> Iterator[OneHopClient]:
     """A platform with a metrics token."""
-    services.config = replace(services.config, metrics_token=TOKEN)
-    with running(application(services), portal, services.config.base_url) as client:
+    world.services.config = replace(world.services.config, metrics_token=TOKEN)
+    with running(application(world), portal, world.services.config.base_url) as client:
         yield client
 
 
@@ -52,7 +51,7 @@ def test_a_working_platform_is_ready(client: OneHopClient) -> None:
 
 def test_a_platform_without_its_store_is_not_ready_and_hides_the_location(
     client: OneHopClient,
-    services: PlatformServices,
+    world: World,
     clock: ManualClock,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -61,7 +60,7 @@ def test_a_platform_without_its_store_is_not_ready_and_hides_the_location(
         raise BlobStoreBusy("the bucket 'planted' answered 503.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(services.blobs, "check", busy)
+        patch.setattr(world.services.blobs, "check", busy)
         reply = client.get("/ready")
         assert reply.status_code == 503
         assert reply.json()["checks"] == {**GOOD, "blobs": "they cannot be kept"}
@@ -73,8 +72,8 @@ def test_a_platform_without_its_store_is_not_ready_and_hides_the_location(
     assert "ready again: blobs" in caplog.text
 
 
-def test_a_schema_of_another_release_is_not_ready(client: OneHopClient, services: PlatformServices) -> None:
-    with services.db.transaction() as session:
+def test_a_schema_of_another_release_is_not_ready(client: OneHopClient, world: World) -> None:
+    with world.services.db.transaction() as session:
         session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     reply = client.get("/ready")
     assert reply.status_code == 503
@@ -82,12 +81,12 @@ def test_a_schema_of_another_release_is_not_ready(client: OneHopClient, services
 
 
 def test_an_unreachable_database_is_not_ready(
-    client: OneHopClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+    client: OneHopClient, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone() -> None:
         raise OSError("connection refused by planted-host")
 
-    monkeypatch.setattr(services.db, "session", gone)
+    monkeypatch.setattr(world.services.db, "session", gone)
     reply = client.get("/ready")
     assert reply.status_code == 503 and "planted" not in reply.text
     assert reply.json()["checks"] == {
@@ -98,25 +97,25 @@ def test_an_unreachable_database_is_not_ready(
 
 
 def test_metrics_need_the_operators_token(
-    client: OneHopClient, services: PlatformServices, portal: BlockingPortal, member: Member
+    client: OneHopClient, world: World, portal: BlockingPortal, member: Member
 ) -> None:
     off = client.get("/metrics", headers=member.headers)
     assert (off.status_code, off.json()["code"]) == (404, "METRICS_OFF")
-    services.config = replace(services.config, metrics_token=TOKEN)
-    with running(application(services), portal, services.config.base_url) as monitored:
+    world.services.config = replace(world.services.config, metrics_token=TOKEN)
+    with running(application(world), portal, world.services.config.base_url) as monitored:
         for headers in ({}, member.headers, {"Authorization": f"Bearer {TOKEN}x"}):
             refused = monitored.get("/metrics", headers=headers)
             assert (refused.status_code, refused.json()["code"]) == (401, "METRICS_TOKEN_REQUIRED")
             assert TOKEN not in refused.text
-    assert TOKEN not in repr(services.config)
+    assert TOKEN not in repr(world.services.config)
 
 
 def test_metrics_cover_runs_requests_and_the_machine(
-    monitored: OneHopClient, services: PlatformServices, member: Member
+    monitored: OneHopClient, world: World, member: Member
 ) -> None:
-    add_run(services, member, "planted-run")
-    services.metrics.replied("GET", 200, 0.01)
-    services.metrics.replied("PLANTED", 503, 99.0)
+    add_run(world, member, "planted-run")
+    world.services.metrics.replied("GET", 200, 0.01)
+    world.services.metrics.replied("PLANTED", 503, 99.0)
     found = read(monitored)
     runs = {(s.labels["kind"], s.labels["status"]): s.value for s in found["osmosis_runs"]}
     assert sum(runs.values()) == 1
@@ -136,9 +135,9 @@ def test_metrics_cover_runs_requests_and_the_machine(
 
 
 def test_metrics_contain_no_names_and_few_labels(
-    monitored: OneHopClient, services: PlatformServices, member: Member
+    monitored: OneHopClient, world: World, member: Member
 ) -> None:
-    add_run(services, member, "planted-run")
+    add_run(world, member, "planted-run")
     before = read(monitored)
     for n in range(20):
         monitored.request("GET", f"/planted-{n}", headers={"X-Osmosis-Git": f"planted/{n}"})

@@ -12,10 +12,9 @@ from sqlalchemy import select, text
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.db.tables import DbRolloutServer
 from osmosis_ai.platform.rollouts import locate_server
-from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.vault import key_id_of, rotate_secret_key
 from tests.controller.served_loop import LoopProcess
-from tests.platform.conftest import ManualClock, Member, World, assert_flat_error, leave_workspace
+from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 
 REGISTER, SERVERS = "/api/cli/rollout-server/register", "/api/cli/rollout-servers"
 KEY = "osm_rollout_canary-4711"
@@ -40,7 +39,7 @@ def registration(served_at: int, **changes: Any) -> dict[str, Any]:
 
 @pytest.mark.integration
 def test_an_agent_is_registered_probed_listed_and_removed_and_its_key_never_shown(
-    api: TestClient, member: Member, services: PlatformServices, port: int, clock: ManualClock
+    api: TestClient, member: Member, world: World, port: int, clock: ManualClock
 ) -> None:
     replies = [api.post(REGISTER, json=registration(port))]
     told = replies[0].json()
@@ -77,18 +76,23 @@ def test_an_agent_is_registered_probed_listed_and_removed_and_its_key_never_show
     assert (replies[-1].json()["id"], replies[-1].json()["status"]) == (told["id"], "unhealthy")
     assert "refuses the key" in replies[-1].json()["health_check_result"]["error"]
     replies.append(api.post(REGISTER, json=registration(port)))
-    former = sealed_with(services)
-    rotate_secret_key(services.db, services.vault, clock)
-    assert sealed_with(services) != former
+    former = sealed_with(world)
+    rotate_secret_key(world.services.db, world.services.vault, clock)
+    assert sealed_with(world) != former
     replies.append(api.post(f"{SERVERS}/calculator/probe", json={}))
     assert replies[-1].json()["status"] == "healthy"
-    with services.db.session() as session:
+    with world.services.db.session() as session:
         stored = session.execute(text("SELECT * FROM rollout_servers")).all()
     assert KEY not in str(stored) + "".join(reply.text for reply in replies)
-    found = locate_server(services.db, services.vault, member.workspace.id, f"127.0.0.1:{port}")
+    found = locate_server(world.services.db, world.services.vault, member.workspace.id, f"127.0.0.1:{port}")
     assert found.api_key == KEY and KEY not in repr(found)
     with pytest.raises(OsmosisError, match="is registered"):
-        locate_server(services.db, services.vault, services.workspaces.create("moss").id, f"127.0.0.1:{port}")
+        locate_server(
+            world.services.db,
+            world.services.vault,
+            world.services.workspaces.create("moss").id,
+            f"127.0.0.1:{port}",
+        )
     assert api.delete(f"{SERVERS}/calculator").json() == {}
     for gone in (api.delete(f"{SERVERS}/calculator"), api.post(f"{SERVERS}/calculator/probe", json={})):
         assert_flat_error(gone, 404, "NOT_FOUND")
@@ -96,8 +100,8 @@ def test_an_agent_is_registered_probed_listed_and_removed_and_its_key_never_show
     assert api.get(SERVERS).json()["rollout_servers"] == []
 
 
-def sealed_with(services: PlatformServices) -> bytes:
-    with services.db.session() as session:
+def sealed_with(world: World) -> bytes:
+    with world.services.db.session() as session:
         sealed = session.scalars(select(DbRolloutServer.sealed)).one()
     assert sealed is not None
     return key_id_of(sealed)
@@ -132,7 +136,7 @@ def test_what_can_be_no_agent_is_refused_and_nothing_is_asked(
 
 
 def test_the_workspace_is_that_of_the_token_or_of_the_repository(
-    client: TestClient, world: World, services: PlatformServices, member: Member, stranger: Member, port: int
+    client: TestClient, world: World, member: Member, stranger: Member, port: int
 ) -> None:
     def register(token: str, **headers: str) -> Any:
         sent = {"Authorization": f"Bearer {token}", **headers}
@@ -140,7 +144,7 @@ def test_the_workspace_is_that_of_the_token_or_of_the_repository(
 
     assert_flat_error(client.post(REGISTER, json=registration(port)), 401, "AUTH_HEADER_MISSING")
     # As the 0.2 line asks: a token of one workspace, and no header that names a repository.
-    _, of_fern = services.accounts.create_token(
+    _, of_fern = world.services.accounts.create_token(
         member.user.id, name="laptop", workspace_id=member.workspace.id
     )
     assert register(of_fern).status_code == 200
@@ -161,10 +165,10 @@ def test_the_workspace_is_that_of_the_token_or_of_the_repository(
     assert_flat_error(
         register(stranger.token, **{"X-Osmosis-Git": "fern/agents"}), 403, "GIT_REPOSITORY_ACCESS_DENIED"
     )
-    services.workspaces.add_member(stranger.workspace.id, member.user.id, "member")
+    world.services.workspaces.add_member(stranger.workspace.id, member.user.id, "member")
     assert_flat_error(register(member.token), 400, "WORKSPACE_REQUIRED")
     ambiguous = client.get(SERVERS, headers={"Authorization": f"Bearer {member.token}"})
     assert_flat_error(ambiguous, 400, "WORKSPACE_REQUIRED")
     assert register(member.token, **{"X-Osmosis-Git": "moss/agents"}).status_code == 200
-    leave_workspace(services, member)
+    world.leave(member)
     assert_flat_error(register(of_fern), 403, "WORKSPACE_ACCESS_DENIED")

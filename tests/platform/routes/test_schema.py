@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from osmosis_ai.platform.services import PlatformServices
 from tests.conftest import NIGHTLY
 from tests.platform.conftest import World, application
 
@@ -22,17 +21,17 @@ EXAMPLES_PER_ROUTE = 60 if NIGHTLY else 1
 
 
 @pytest.fixture
-def started(services: PlatformServices) -> Iterator[PlatformServices]:
+def started(world: World) -> Iterator[World]:
     """Services whose threads end with the test: schemathesis starts the application and never stops it."""
-    yield services
-    for each in (services.platform_shards, services.maintenance, services.datasets.ingest):
+    yield world
+    for each in (world.services.platform_shards, world.services.maintenance, world.services.datasets.ingest):
         each.close()
 
 
-def test_no_request_breaks_a_route(started: PlatformServices) -> None:
+def test_no_request_breaks_a_route(started: World) -> None:
     import schemathesis  # takes a second
 
-    member = World(started).member()
+    member = started.member()
     described = schemathesis.openapi.from_asgi("/api/openapi.json", application(started))
     for found in described.get_all_operations():
 

@@ -12,7 +12,6 @@ from fastapi.testclient import TestClient
 from osmosis_ai.platform.blobs.local import LocalBlobStore
 from osmosis_ai.platform.blobs.store import BlobStoreSilent
 from osmosis_ai.platform.db.engine import Database, DatabaseUnreachableError
-from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import Member, World, assert_flat_error
 from tests.platform.evaluations import add_dataset
 from tests.platform.pages.browsing import PASSWORD, sign_in
@@ -32,12 +31,12 @@ ROUTES = ("", "/metrics", "/manifest", "/journal", "/samples", "/logs", "/artifa
 
 
 @pytest.fixture
-def member(world: World, services: PlatformServices) -> Member:
+def member(world: World) -> Member:
     mara = world.member(password=PASSWORD)
-    add_dataset(services, mara)
-    run = add_run(services, mara, "first")
-    add_samples(services, run, [{"error_type": None, **each} for each in SAMPLES])
-    add_file(services, run, "trajectories/row_0_run_0.json", b'{"messages": []}')
+    add_dataset(world, mara)
+    run = add_run(world, mara, "first")
+    add_samples(world, run, [{"error_type": None, **each} for each in SAMPLES])
+    add_file(world, run, "trajectories/row_0_run_0.json", b'{"messages": []}')
     return mara
 
 
@@ -85,7 +84,7 @@ def test_pages_without_the_stored_files_show_the_rest(
 
 
 def test_routes_answer_without_the_stored_files(
-    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+    api: TestClient, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take_away_files(monkeypatch)
     for end in ROUTES:

@@ -22,10 +22,9 @@ from osmosis_ai.api.models.workers import (
 from osmosis_ai.platform import machines
 from osmosis_ai.platform.machines import Machine
 from osmosis_ai.platform.runs import submitter
-from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.sandbox.isolation import SandboxCapability
 from tests.evaluation.builders import record
-from tests.platform.conftest import assert_flat_error
+from tests.platform.conftest import World, assert_flat_error
 from tests.platform.evaluations import submit_body
 from tests.platform.fake_worker import EVALS, GPU, claim_request, journal_of, pool_token, settle
 from tests.platform.runs.conftest import code, rows  # noqa: F401 - fixtures of `member`
@@ -58,15 +57,15 @@ class Host:
 
 
 @pytest.fixture
-def host(api: TestClient, services: PlatformServices) -> Host:
-    return Host(api, pool_token(services))
+def host(api: TestClient, world: World) -> Host:
+    return Host(api, pool_token(world))
 
 
 @pytest.fixture
-def given(host: Host, services: PlatformServices) -> Assignment:
+def given(host: Host, world: World) -> Assignment:
     """The only shard of a run, which the host has claimed."""
     EVALS.taken(host.api, advanced_config=GPU)
-    settle(services)
+    settle(world)
     found = host.claimed()
     assert found is not None
     return found
@@ -76,9 +75,7 @@ def lease_of(given: Assignment) -> str:
     return given.lease.token.get_secret_value()
 
 
-def test_a_shard_is_claimed_reported_and_finished(
-    host: Host, given: Assignment, services: PlatformServices
-) -> None:
+def test_a_shard_is_claimed_reported_and_finished(host: Host, given: Assignment, world: World) -> None:
     assert given.source is not None
     # A signed URL authorizes itself, and no token goes there.
     assert host.api.get(given.source.url, headers={"Authorization": ""}).status_code == 200
@@ -110,11 +107,11 @@ def test_a_shard_is_claimed_reported_and_finished(
     ],
 )
 def test_a_claim_needs_a_valid_token(
-    host: Host, given: Assignment, services: PlatformServices, bearer: str, status: int, error: str
+    host: Host, given: Assignment, world: World, bearer: str, status: int, error: str
 ) -> None:
     if bearer == "revoked":
-        for known in services.worker_access.tokens():
-            services.worker_access.revoke_token(known.id)
+        for known in world.services.worker_access.tokens():
+            world.services.worker_access.revoke_token(known.id)
     user = host.api.headers["Authorization"].removeprefix("Bearer ")
     host.bearer = {"user": user, "lease": lease_of(given), "revoked": host.bearer}.get(bearer, bearer)
     if not bearer:
@@ -126,18 +123,16 @@ def test_a_claim_needs_a_valid_token(
 
 
 @pytest.mark.parametrize("call", ["sync", "finish", "release", "journal"])
-def test_calls_about_a_shard_need_its_lease(
-    host: Host, given: Assignment, services: PlatformServices, call: Any
-) -> None:
+def test_calls_about_a_shard_need_its_lease(host: Host, given: Assignment, world: World, call: Any) -> None:
     route, body = shard_route(given.shard.id, call), {"outcome": "failed"} if call == "finish" else {}
     user = host.api.headers["Authorization"].removeprefix("Bearer ")
-    ticket = services.worker_access.issue_ticket(given.shard.id)
+    ticket = world.services.worker_access.issue_ticket(given.shard.id)
     EVALS.taken(host.api, advanced_config=GPU)
-    settle(services)
+    settle(world)
     other = host.claimed()
     assert other is not None and other.shard.id != given.shard.id
     leases = lease_of(other), lease_of(given) + "x"
-    for bearer in (host.bearer, ticket, user, services.worker_access.local_token, *leases, "é"):
+    for bearer in (host.bearer, ticket, user, world.services.worker_access.local_token, *leases, "é"):
         headers = {"Authorization": f"Bearer {bearer}".encode()}
         if call == "journal":
             reply = host.api.get(route, headers=headers)  # type: ignore[arg-type]
@@ -154,13 +149,13 @@ def test_calls_about_a_shard_need_its_lease(
     assert host.post(shard_route(given.shard.id, "sync"), {}, lease_of(given)).status_code == 200
 
 
-def test_revoking_a_token_ends_its_leases(host: Host, given: Assignment, services: PlatformServices) -> None:
-    [token] = services.worker_access.tokens()
-    services.worker_access.revoke_token(token.id)
+def test_revoking_a_token_ends_its_leases(host: Host, given: Assignment, world: World) -> None:
+    [token] = world.services.worker_access.tokens()
+    world.services.worker_access.revoke_token(token.id)
     for call, body in (("sync", {}), ("finish", {"outcome": "finished"}), ("release", {})):
         reply = host.post(shard_route(given.shard.id, call), body, lease_of(given))  # type: ignore[arg-type]
         assert_flat_error(reply, 409, "LEASE_LOST")
-    successor = Host(host.api, pool_token(services)).claimed()
+    successor = Host(host.api, pool_token(world)).claimed()
     assert successor is not None and successor.shard.id == given.shard.id
 
 
@@ -222,28 +217,28 @@ def test_a_worker_of_another_protocol_or_release_learns_which_one_it_needs(host:
 # -- machines --------------------------------------------------------------------------------------
 
 
-def known(services: PlatformServices) -> set[str | None]:
-    return {row.machine for row, *_ in services.worker_access.known.all()}
+def known(world: World) -> set[str | None]:
+    return {row.machine for row, *_ in world.services.worker_access.known.all()}
 
 
 def test_a_token_has_a_limit_of_machines_and_takes_no_place_of_others(
-    host: Host, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+    host: Host, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Host(host.api, pool_token(services)).claim(machine="honest")
+    Host(host.api, pool_token(world)).claim(machine="honest")
     monkeypatch.setattr(machines, "_MOST_OF_TOKEN", 3)
     for number in range(6):
         host.claim(machine=f"box-{number}")
-    assert len(known(services)) == 4 and "honest" in known(services)
+    assert len(known(world)) == 4 and "honest" in known(world)
 
 
-def test_a_machine_leaves_with_its_own_token_only(host: Host, services: PlatformServices) -> None:
+def test_a_machine_leaves_with_its_own_token_only(host: Host, world: World) -> None:
     host.claim(machine="box-1")
     leaving = claim_request(machine="box-1", leaves=True).to_wire()
-    for bearer, status in (("nobody", 401), ("osmt_none", 200), (pool_token(services, "other"), 200)):
+    for bearer, status in (("nobody", 401), ("osmt_none", 200), (pool_token(world, "other"), 200)):
         assert host.post(CLAIM, leaving, bearer).status_code == status
-    assert known(services) == {"box-1"}
+    assert known(world) == {"box-1"}
     assert host.post(CLAIM, leaving).json() == {}
-    assert known(services) == set()
+    assert known(world) == set()
 
 
 def issues(api: TestClient, **changes: Any) -> list[dict[str, Any]]:

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.services import PlatformServices
-from tests.platform.conftest import Member, assert_flat_error
+from tests.platform.conftest import Member, World, assert_flat_error
 
 
 def test_verify_tells_user_token_and_workspace(api: TestClient, member: Member) -> None:
@@ -19,25 +18,27 @@ def test_verify_tells_user_token_and_workspace(api: TestClient, member: Member) 
 
 
 def test_a_token_revokes_itself_and_the_users_other_tokens_and_nobody_elses(
-    api: TestClient, services: PlatformServices, member: Member, stranger: Member
+    api: TestClient, world: World, member: Member, stranger: Member
 ) -> None:
     assert_flat_error(api.delete(f"/api/cli/tokens/{stranger.token_id}"), 404, "NOT_FOUND")
-    other, _ = services.accounts.create_token(member.user.id)
-    assert api.delete(f"/api/cli/tokens/{other.id}").status_code == 200
+    other = world.token(member)
+    other_id = api.get("/api/cli/verify", headers=other).json()["token_id"]
+    assert api.delete(f"/api/cli/tokens/{other_id}").status_code == 200
+    assert_flat_error(api.get("/api/cli/verify", headers=other), 401, "TOKEN_REVOKED")
     assert api.delete(f"/api/cli/tokens/{member.token_id}").json() == {}
     assert_flat_error(api.delete(f"/api/cli/tokens/{member.token_id}"), 401, "TOKEN_REVOKED")
-    assert services.accounts.authenticate(stranger.token)
+    assert api.get("/api/cli/verify", headers=stranger.headers).status_code == 200
 
 
 def test_workspaces_are_listed_with_their_repository(
-    api: TestClient, services: PlatformServices, member: Member, stranger: Member
+    api: TestClient, world: World, member: Member, stranger: Member
 ) -> None:
-    empty = services.workspaces.create("alder")
-    services.workspaces.add_member(empty.id, member.user.id, "admin")
+    empty = world.create_workspace("alder")
+    world.join(empty, member, "admin")
     assert api.get("/api/cli/workspaces").json() == {
         "workspaces": [
             {
-                "id": empty.id,
+                "id": empty,
                 "name": "alder",
                 "role": "admin",
                 "has_billing_setup": True,
@@ -55,12 +56,12 @@ def test_workspaces_are_listed_with_their_repository(
 
 
 def test_the_first_steps_wait_for_a_repository_and_never_for_a_bill(
-    api: TestClient, services: PlatformServices, member: Member
+    api: TestClient, world: World, member: Member
 ) -> None:
-    empty = services.workspaces.create("alder")
-    services.workspaces.add_member(empty.id, member.user.id, "admin")
+    empty = world.create_workspace("alder")
+    world.join(empty, member, "admin")
     quickstart = "/api/cli/quickstart"
-    assert api.get(quickstart, params={"organizationId": empty.id}).json() == {
+    assert api.get(quickstart, params={"organizationId": empty}).json() == {
         "repo": {"connected": False, "full_name": None, "clone_url": None},
         "billing_ready": True,
         "completed": False,
@@ -71,14 +72,13 @@ def test_the_first_steps_wait_for_a_repository_and_never_for_a_bill(
         "full_name": "fern/agents",
         "clone_url": member.repository.clone_url,
     }
-    choice = {"organizationId": empty.id, "intent": "eval"}
+    choice = {"organizationId": empty, "intent": "eval"}
     for _ in range(2):
         assert api.post(quickstart, json=choice).json() == {"completed": True}
-        assert api.get(quickstart, params={"organizationId": empty.id}).json()["completed"] is True
+        assert api.get(quickstart, params={"organizationId": empty}).json()["completed"] is True
     # It is one's own, and of one workspace.
-    other = services.workspaces.create("birch")
-    services.workspaces.add_member(other.id, member.user.id, "admin")
-    assert api.get(quickstart, params={"organizationId": other.id}).json()["completed"] is False
+    other = world.create_workspace("birch", member)
+    assert api.get(quickstart, params={"organizationId": other}).json()["completed"] is False
     assert_flat_error(api.post(quickstart, json={**choice, "intent": "dance"}), 400, "VALIDATION_FAILED")
     assert_flat_error(
         api.post(quickstart, json={**choice, "organizationId": "wsp_other"}), 404, "WORKSPACE_NOT_FOUND"

@@ -10,7 +10,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 from osmosis_ai.platform.clock import SystemClock
-from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.worker.host import Host
 from tests.e2e.turnstile import Turnstile
 from tests.platform.conftest import ManualClock, Member, World
@@ -49,28 +48,27 @@ def rows() -> list[dict[str, Any]] | None:
 def member(
     world: World,
     code: Code,
-    services: PlatformServices,
     rows: list[dict[str, Any]] | None,
     password: str | None,
 ) -> Member:
     """Mara, whose repository is ``code``, with the dataset ``multiply``."""
     found = world.member(password=password, clone_url=str(code.path))
-    add_dataset(services, found, rows=rows)
-    put_mirror(services, found)
+    add_dataset(world, found, rows=rows)
+    put_mirror(world, found)
     return found
 
 
 @pytest.fixture
-def host(services: PlatformServices) -> Iterator[Host]:
+def host(world: World) -> Iterator[Host]:
     """A platform that executes runs: its workers are real processes of this machine."""
-    with executing(services) as started:
+    with executing(world) as started:
         yield started
 
 
 @pytest.fixture
-def unsandboxed(services: PlatformServices) -> Iterator[Host]:
+def unsandboxed(world: World) -> Iterator[Host]:
     """One whose rollouts write where they like, for tests that have them tell what they see."""
-    with executing(services, isolation="off") as started:
+    with executing(world, isolation="off") as started:
         yield started
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import json
 from typing import Any
 
@@ -13,10 +12,8 @@ from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from osmosis_ai.platform.db.tables import DbRun, DbSample
-from osmosis_ai.platform.log_lines import LogLine
-from osmosis_ai.platform.services import PlatformServices
 from tests.evaluation.builders import record
-from tests.platform.conftest import ManualClock, assert_flat_error
+from tests.platform.conftest import ManualClock, World, assert_flat_error
 from tests.platform.evaluations import Samples, end_with
 from tests.platform.fake_worker import EVALS, FakeWorker, expire_leases, settle
 
@@ -28,11 +25,11 @@ SAMPLES: Samples = {(0, 0): PASSED, (0, 1): FAILED, (1, 0): PASSED, (1, 1): FAIL
 
 
 @pytest.fixture
-def worker(api: TestClient, services: PlatformServices) -> FakeWorker:
+def worker(api: TestClient, world: World) -> FakeWorker:
     """The owner of a run whose two rows (4 and 9 of the dataset) have two attempts each, with files."""
     secrets = {"required": ["KEY"], "provided": {"KEY": SECRET}}
     submitted(api, evaluation_config={"limit": 2, "n": 2, "batch_size": 4}, secrets=secrets)
-    worker = FakeWorker.claims(services)
+    worker = FakeWorker.claims(world)
     said = {"notes": f"right, {SECRET}", "duration_ms": int(SECRET)}
     worker.write([record(row, run, source_row_index=(4, 9)[row], **said) for row in (0, 1) for run in (0, 1)])
     files, sent = [], []
@@ -98,8 +95,8 @@ def test_invalid_manifest_requests(api: TestClient, finished: DbRun, asked: dict
     assert_flat_error(api.get(f"{RUNS}/{pending}/samples/manifest"), 409, "CONFLICT")
 
 
-def test_downloads_match_their_manifest(api: TestClient, services: PlatformServices, finished: DbRun) -> None:
-    services.logs.append(finished.id, [LogLine("four samples were graded", step="run")])
+def test_downloads_match_their_manifest(api: TestClient, world: World, finished: DbRun) -> None:
+    world.log(finished.id, "four samples were graded", step="run")
     files = manifest(api, finished, types="metrics,trajectories,artifacts,logs")
     found = links(
         api, finished, [*files, {"path": "trajectories/row_9_run_9.json"}, {"path": "../../platform.db"}]
@@ -115,12 +112,10 @@ def test_downloads_match_their_manifest(api: TestClient, services: PlatformServi
     }
 
 
-def test_lost_derived_file_is_stored_again(
-    api: TestClient, services: PlatformServices, finished: DbRun
-) -> None:
+def test_lost_derived_file_is_stored_again(api: TestClient, world: World, finished: DbRun) -> None:
     wanted = [file for file in manifest(api, finished) if file["path"] in ("metrics.json", "summary.jsonl")]
     for file in wanted:
-        services.blobs.delete(f"runs/{finished.id}/derived/{file['token']}/{file['path']}")
+        world.services.blobs.delete(f"runs/{finished.id}/derived/{file['token']}/{file['path']}")
     unknown = [{"path": "metrics.json", "token": number * 64} for number in "0123"]
     found = links(api, finished, [*wanted, *unknown])
     assert list(found) == [file["path"] for file in wanted]
@@ -129,7 +124,7 @@ def test_lost_derived_file_is_stored_again(
 
 
 def test_changed_file_is_served_as_announced(api: TestClient, worker: FakeWorker) -> None:
-    settle(worker.services)
+    settle(worker.world)
     (early,) = manifest(api, worker.run, types="metrics")
     worker.sync(worked_s=5e6)
     worker.finishes()
@@ -147,7 +142,7 @@ def test_number_of_urls(api: TestClient, finished: DbRun, count: int) -> None:
     assert_flat_error(reply, 400, "VALIDATION_FAILED")
 
 
-def test_journal_download(api: TestClient, services: PlatformServices, finished: DbRun) -> None:
+def test_journal_download(api: TestClient, world: World, finished: DbRun) -> None:
     assert "events.jsonl" not in paths(api, finished, types="metrics,trajectories,artifacts,logs")
     (file,) = manifest(api, finished, types="journal", rows="0")
     for item in (file, {"path": "events.jsonl"}):
@@ -160,12 +155,12 @@ def test_journal_download(api: TestClient, services: PlatformServices, finished:
     assert finished.journal_blob is not None
     damages = (gzip.compress(journal.replace(b"right", b"wrong")), gzip.compress(journal)[:-20], b"no gzip")
     for damaged in damages:
-        services.blobs.put(finished.journal_blob, io.BytesIO(damaged))
+        world.store(finished.journal_blob, damaged)
         reply = api.get(f"{RUNS}/{finished.id}/samples/manifest", params={"types": "journal"})
         assert "damaged" in assert_flat_error(reply, 409, "CONFLICT")["error"]
 
 
-def test_duration(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
+def test_duration(api: TestClient, world: World, clock: ManualClock) -> None:
     run = submitted(api)
 
     def duration() -> float | None:
@@ -173,16 +168,16 @@ def test_duration(api: TestClient, services: PlatformServices, clock: ManualCloc
         return overview.get("duration_ms")  # type: ignore[no-any-return]
 
     assert duration() is None
-    worker = FakeWorker.claims(services)
+    worker = FakeWorker.claims(world)
     clock.advance(20)
     assert duration() == 20_000.0, "the time since the start, before any sample is counted"
     worker.records(1)
     worker.sync(worked_s=27.2)
-    settle(services)
+    settle(world)
     clock.advance(25)
     assert duration() == 27_200.0
     expire_leases(clock)
-    worker = FakeWorker.claims(services)
+    worker = FakeWorker.claims(world)
     assert worker.assignment.shard.worked_s == 27.2
     worker.sync(worked_s=54.8)
     worker.finishes()
@@ -193,18 +188,18 @@ def test_duration(api: TestClient, services: PlatformServices, clock: ManualCloc
 
 
 @pytest.fixture
-def sampled(api: TestClient, services: PlatformServices) -> dict[str, Any]:
+def sampled(api: TestClient, world: World) -> dict[str, Any]:
     """A finished run of which the attempt (2, 0) was never made."""
     made = submitted(api)
-    end_with(services, made["id"], SAMPLES)
+    end_with(world, made["id"], SAMPLES)
     return made
 
 
-def test_sample_details(api: TestClient, services: PlatformServices, sampled: dict[str, Any]) -> None:
+def test_sample_details(api: TestClient, world: World, sampled: dict[str, Any]) -> None:
     values = {"tokens": 12, "cost_usd": 0.5, "model_latency_ms": 3.0}
     noted: dict[str, Any] = {"input": "2 * 3?", "output": "6", "notes": "Nearly.", "parts": {"format": 1.0}}
     first = DbSample.row_index == 0, DbSample.run_index == 0
-    with services.db.transaction() as session:
+    with world.services.db.transaction() as session:
         session.execute(update(DbSample).where(*first).values(**values, **noted))
     plain, failed = api.get(f"{RUNS}/{sampled['name']}/samples", params={"limit": 2}).json()["samples"]
     assert plain == {

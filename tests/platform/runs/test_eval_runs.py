@@ -9,19 +9,17 @@ import pytest
 from fastapi.testclient import TestClient
 
 from osmosis_ai._version import __version__
-from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.services import PlatformServices
-from tests.platform.conftest import ManualClock, Member, assert_flat_error
+from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 from tests.platform.evaluations import Code, add_dataset, experiment, git, issue, submit_body
 from tests.platform.fake_worker import EVALS, FakeWorker
-from tests.platform.viewer.runs_world import add_run
+from tests.platform.viewer.runs_world import add_run, sealed_secrets
 
 RUNS, submitted, refused = EVALS.route, EVALS.taken, EVALS.refused
 SUBMITTER = "osmosis_ai.platform.runs.submitter"
 
 
 def test_detail(
-    api: TestClient, code: Code, member: Member, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+    api: TestClient, code: Code, member: Member, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = submitted(api, advanced_config={"engine": {"max_parallel": 6}}, env_config={"LOG_LEVEL": "DEBUG"})
     assert set(run) == {"id", "name", "status", "created_at", "platform_url"}
@@ -68,17 +66,15 @@ def test_detail(
     assert api.post(RUNS, json=by_name["request"]).status_code == 200
     assert "isolation" not in by_name
     why = "required but unavailable, so no run is executed: no user namespaces; sysctl -w x=1"
-    monkeypatch.setitem(services.config.__dict__, "executes_nothing", why)
+    world.configure(executes_nothing=why)
     assert api.get(f"{RUNS}/{run['name']}").json()["isolation"] == why
     assert by_name["entrypoint"] == "main.py"
     assert by_name["env_config"] == {"LOG_LEVEL": "DEBUG"}
     assert by_name["dataset"]["name"] == by_name["rollout"]["name"] == "multiply"
 
 
-def test_check_creates_no_run(
-    api: TestClient, code: Code, services: PlatformServices, member: Member
-) -> None:
-    services.secrets.put(member.workspace.id, member.user.id, "STORED", "value-of-it", "workspace")
+def test_check_creates_no_run(api: TestClient, code: Code, world: World, member: Member) -> None:
+    world.put_secret(member, "STORED", "value-of-it", "workspace")
     secrets = {"required": ["STORED", "GIVEN"], "provided": {"GIVEN": "sk-only-for-this"}}
     asked = api.post(f"{RUNS}/check", json=submit_body(secrets=secrets))
     assert asked.status_code == 200, asked.text
@@ -162,10 +158,10 @@ def test_invalid_bodies(api: TestClient, content: bytes, reason: str) -> None:
     assert "sk-canary" not in reply.text
 
 
-def test_unknown_datasets(api: TestClient, services: PlatformServices, stranger: Member) -> None:
+def test_unknown_datasets(api: TestClient, world: World, stranger: Member) -> None:
     body = refused(api, 404, "DATASET_NOT_FOUND", experiment_config=experiment(dataset="multiplyy"))
     assert body["error"] == "there is no dataset 'multiplyy' in this workspace; did you mean multiply?"
-    add_dataset(services, stranger, "theirs")
+    add_dataset(world, stranger, "theirs")
     refused(api, 404, "DATASET_NOT_FOUND", experiment_config=experiment(dataset="theirs"))
 
 
@@ -179,9 +175,9 @@ def test_unknown_datasets(api: TestClient, services: PlatformServices, stranger:
     ],
 )
 def test_unusable_datasets(
-    api: TestClient, services: PlatformServices, member: Member, status: str, error: str | None, said: str
+    api: TestClient, world: World, member: Member, status: str, error: str | None, said: str
 ) -> None:
-    add_dataset(services, member, "half", status=status, error=error)
+    add_dataset(world, member, "half", status=status, error=error)
     body = refused(api, 409, "DATASET_NOT_READY", experiment_config=experiment(dataset="half"))
     assert said in body["error"]
 
@@ -239,23 +235,21 @@ def test_unreachable_repository(api: TestClient, code: Code) -> None:
     submitted(api, experiment_config=experiment(commit_sha=first))
 
 
-def test_secret_values_never_come_back(api: TestClient, services: PlatformServices, member: Member) -> None:
-    services.secrets.put(member.workspace.id, member.user.id, "STORED", "one", "workspace")
-    services.secrets.put(member.workspace.id, member.user.id, "STORED", "two", "user")
+def test_secret_values_never_come_back(api: TestClient, world: World, member: Member) -> None:
+    world.put_secret(member, "STORED", "one", "workspace")
+    world.put_secret(member, "STORED", "two", "user")
     run = submitted(api, secrets={"required": ["STORED", "GIVEN"], "provided": {"GIVEN": "sk-canary-4417"}})
     detail = api.get(f"{RUNS}/{run['name']}")
     assert detail.json()["resolved_secret_scopes"] == {"STORED": "user_override", "GIVEN": "run"}
     assert "sk-canary-4417" not in detail.text
     assert api.get("/api/cli/environment-secrets").json()["total_count"] == 2
-    with services.db.session() as session:
-        row = session.get_one(DbRun, run["id"])
-    assert row.sealed_secrets is not None and b"sk-canary" not in row.sealed_secrets
+    assert not world.is_stored("sk-canary-4417")
+    assert sealed_secrets(world, run["id"]) is not None
     api.post(f"{RUNS}/{run['name']}/stop", json={})
-    with services.db.session() as session:
-        assert session.get_one(DbRun, run["id"]).sealed_secrets is None
+    assert sealed_secrets(world, run["id"]) is None
 
 
-def test_random_rows(api: TestClient, services: PlatformServices, member: Member) -> None:
+def test_random_rows(api: TestClient, world: World, member: Member) -> None:
     run = submitted(api, evaluation_config={})
     detail = api.get(f"{RUNS}/{run['name']}").json()
     assert detail["results"]["sampled_rows"] == 20
@@ -264,13 +258,13 @@ def test_random_rows(api: TestClient, services: PlatformServices, member: Member
     assert detail["results"]["rows_drawn"]["words"] == f"20 of 200 rows, random 10%, seed {seed}"
     (listed,) = api.get(RUNS).json()["eval_runs"]
     assert listed["results"]["rows_drawn"] == detail["results"]["rows_drawn"]
-    add_dataset(services, member, "few", rows=[{"user_prompt": "1", "label": "1"}] * 4)
+    add_dataset(world, member, "few", rows=[{"user_prompt": "1", "label": "1"}] * 4)
     few = submitted(api, evaluation_config={}, experiment_config=experiment(dataset="few"))
     assert api.get(f"{RUNS}/{few['name']}").json()["results"]["sampled_rows"] == 1
 
 
 def test_concurrent_submits_get_different_names(
-    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+    api: TestClient, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So few names that every other draw is taken.
     monkeypatch.setattr(
@@ -289,9 +283,9 @@ def test_unknown_run(api: TestClient) -> None:
     assert said == "there is no evaluation run '@@@' in this workspace; see `osmosis eval list`."
 
 
-def test_list_pages(api: TestClient, services: PlatformServices, member: Member, clock: ManualClock) -> None:
+def test_list_pages(api: TestClient, world: World, member: Member, clock: ManualClock) -> None:
     for number in range(70):
-        add_run(services, member, f"amber-otter-{number}")
+        add_run(world, member, f"amber-otter-{number}")
     clock.advance(60)
     newest = submitted(api)
     first = api.get(RUNS).json()
@@ -312,7 +306,7 @@ def test_list_pages(api: TestClient, services: PlatformServices, member: Member,
     assert api.get(RUNS).json()["total_count"] == 72, "counted again, although it is not the newest run"
 
 
-def test_stop(api: TestClient, services: PlatformServices) -> None:
+def test_stop(api: TestClient, world: World) -> None:
     run = submitted(api)
     path = f"{RUNS}/{run['name']}"
     assert api.post(f"{path}/stop", json={}).json()["status"] == "stopped"
@@ -321,7 +315,7 @@ def test_stop(api: TestClient, services: PlatformServices) -> None:
     assert again["error"] == f"the run {run['name']} has already ended: stopped."
     assert api.get(path).json()["eval_run"]["completed_at"]
     path = f"{RUNS}/{submitted(api)['name']}"
-    FakeWorker.claims(services)
+    FakeWorker.claims(world)
     for _ in range(2):
         assert api.post(f"{path}/stop", json={}).json()["status"] == "stopping"
     said = [line["message"] for line in api.get(f"{path}/logs").json()["logs"]]

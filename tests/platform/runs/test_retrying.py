@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 from typing import Any
 
 import pytest
@@ -14,9 +13,8 @@ from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.journals import stored_lines
-from osmosis_ai.platform.services import PlatformServices
 from tests.evaluation.builders import record
-from tests.platform.conftest import ManualClock, Member, assert_flat_error
+from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 from tests.platform.evaluations import Code, Samples, add_dataset, experiment
 from tests.platform.fake_worker import EVALS, FakeWorker
 
@@ -30,11 +28,9 @@ SKIPPED: dict[str, Any] = {"status": "skipped"}
 FIRST: Samples = {(0, 0): PASSED, (0, 1): FAILED, (1, 0): MISSED, (1, 1): UNSCORED, (2, 0): SKIPPED}
 
 
-def ended(
-    api: TestClient, services: PlatformServices, samples: Samples = FIRST, **changes: Any
-) -> dict[str, Any]:
+def ended(api: TestClient, world: World, samples: Samples = FIRST, **changes: Any) -> dict[str, Any]:
     run = EVALS.taken(api, **changes)
-    worker = FakeWorker.claims(services, run_id=run["id"])
+    worker = FakeWorker.claims(world, run_id=run["id"])
     if samples:
         worker.write([record(*place, **{"reward": None, **known}) for place, known in samples.items()])
         files = [worker.conversation(*place, b"first") for place in samples]
@@ -60,20 +56,20 @@ def refused(api: TestClient, name: str, status: int, code: str, body: dict[str, 
     return str(told["error"])
 
 
-def row_of(services: PlatformServices, run_id: str) -> DbRun:
-    with services.db.session() as session:
+def row_of(world: World, run_id: str) -> DbRun:
+    with world.services.db.session() as session:
         return session.get_one(DbRun, run_id)
 
 
-def change(services: PlatformServices, run: dict[str, Any], **values: Any) -> None:
-    with services.db.transaction() as session:
+def change(world: World, run: dict[str, Any], **values: Any) -> None:
+    with world.services.db.transaction() as session:
         session.execute(update(DbRun).where(DbRun.id == run["id"]).values(**values))
 
 
 def test_a_retry_repeats_the_attempts_without_a_score(
-    api: TestClient, services: PlatformServices, clock: ManualClock, code: Code
+    api: TestClient, world: World, clock: ManualClock, code: Code
 ) -> None:
-    run = ended(api, services, experiment_config=experiment(branch="main"))
+    run = ended(api, world, experiment_config=experiment(branch="main"))
     told = api.post(f"{RUNS}/{run['name']}/retry/check", json={}).json()
     assert told == {
         "eval_run": {"id": run["id"], "name": run["name"]},
@@ -85,12 +81,12 @@ def test_a_retry_repeats_the_attempts_without_a_score(
         "commit_sha": code.head,
         "resolved_secret_scopes": {},
     }
-    before, commit = row_of(services, run["id"]), code.head
+    before, commit = row_of(world, run["id"]), code.head
     code.commit("something else")
     clock.advance(60)
     made = retry(api, run["name"])
     assert (made["id"], made["name"], made["status"]) == (run["id"], run["name"], "pending")
-    found = row_of(services, run["id"])
+    found = row_of(world, run["id"])
     assert (found.commit_sha, found.selection, found.seed) == (commit, before.selection, before.seed)
     assert (found.revision, found.error, found.completed_at) == (1, None, None)
     detail = api.get(f"{RUNS}/{run['id']}").json()["eval_run"]
@@ -99,7 +95,7 @@ def test_a_retry_repeats_the_attempts_without_a_score(
     statuses = ["success", "failed", "success", "success", "skipped"]
     assert [sample["status"] for sample in samples_of(api, run["id"])] == statuses
 
-    worker = FakeWorker.claims(services)
+    worker = FakeWorker.claims(world)
     assert worker.assignment.shard.attempts == [(0, 1), (1, 1), (2, 1)]
     worker.write([record(*place) for place in ((0, 1), (1, 1))])
     worker.sync(journal=worker.part(), files=[worker.conversation(0, 1, b"second")])
@@ -109,12 +105,14 @@ def test_a_retry_repeats_the_attempts_without_a_score(
         "skipped",
         "success",
     ]
-    found = row_of(services, run["id"])
+    found = row_of(world, run["id"])
     assert (found.status, found.progress) == ("finished", {"completed": 6, "total": 6})
     assert found.journal_blob is not None
-    lines = [TerminalRecord.from_line(line) for line in stored_lines(services.blobs, found.journal_blob)]
+    lines = [
+        TerminalRecord.from_line(line) for line in stored_lines(world.services.blobs, found.journal_blob)
+    ]
     assert [line.reward for line in lines] == [1.0, None, 0.0, None, None, 1.0, 1.0, 1.0]
-    journals = [key for key in services.blobs.keys(f"runs/{run['id']}") if "journal" in key]
+    journals = [key for key in world.stored(f"runs/{run['id']}") if "journal" in key]
     assert journals == [found.journal_blob], "the former journal is deleted"
     # A repeated attempt has no files of the former one.
     files = {"0_run_0": b"first", "0_run_1": b"second", "1_run_0": b"first", "2_run_0": b"first"}
@@ -129,73 +127,73 @@ def samples_of(api: TestClient, run_id: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_damaged_journal(api: TestClient, services: PlatformServices) -> None:
-    run = ended(api, services)
-    key = row_of(services, run["id"]).journal_blob
+def test_damaged_journal(api: TestClient, world: World) -> None:
+    run = ended(api, world)
+    key = row_of(world, run["id"]).journal_blob
     assert key is not None
-    with services.blobs.open(key) as stored:
+    with world.services.blobs.open(key) as stored:
         packed = stored.read()
     for damaged in (b"no journal", packed[:-20], packed[:30] + b"\xff\xff" + packed[32:], gzip.compress(b"")):
-        services.blobs.put(key, io.BytesIO(damaged))
+        world.store(key, damaged)
         assert "its journal is damaged or missing" in refused(api, run["id"], 409, "CONFLICT")
-    change(services, run, journal_blob=None)
+    change(world, run, journal_blob=None)
     assert "its journal is damaged or missing" in refused(api, run["id"], 409, "CONFLICT")
-    assert row_of(services, run["id"]).revision == 0
+    assert row_of(world, run["id"]).revision == 0
 
 
 def test_personal_secrets_of_another_member(
-    api: TestClient, services: PlatformServices, member: Member, stranger: Member
+    api: TestClient, world: World, member: Member, stranger: Member
 ) -> None:
-    services.secrets.put(member.workspace.id, member.user.id, "SEARCH_KEY", "sk-of-mara", "user")
-    run = ended(api, services, secrets={"required": ["SEARCH_KEY"]})
-    row = row_of(services, run["id"])
+    world.put_secret(member, "SEARCH_KEY", "sk-of-mara", "user")
+    run = ended(api, world, secrets={"required": ["SEARCH_KEY"]})
+    row = row_of(world, run["id"])
     with pytest.raises(ConflictError, match=r"personal secrets of .* \(SEARCH_KEY\)"):
-        services.reopener.plan_retry(row, stranger.user, {}, {})
-    given = services.reopener.plan_retry(row, stranger.user, {"SEARCH_KEY": "sk-of-kim"}, {})
+        world.services.reopener.plan_retry(row, stranger.user, {}, {})
+    given = world.services.reopener.plan_retry(row, stranger.user, {"SEARCH_KEY": "sk-of-kim"}, {})
     assert given.checked.scopes == {"SEARCH_KEY": "run"}
-    assert services.reopener.plan_retry(row, member.user, {}, {}).checked.scopes == {"SEARCH_KEY": "user"}
+    assert world.services.reopener.plan_retry(row, member.user, {}, {}).checked.scopes == {
+        "SEARCH_KEY": "user"
+    }
 
 
-def test_refusals(
-    api: TestClient, services: PlatformServices, member: Member, stranger: Member, code: Code
-) -> None:
+def test_refusals(api: TestClient, world: World, member: Member, stranger: Member, code: Code) -> None:
     assert "it is pending" in refused(api, EVALS.taken(api)["name"], 409, "CONFLICT")
-    run = ended(api, services, {(row, attempt): PASSED for row in range(3) for attempt in range(2)})
+    run = ended(api, world, {(row, attempt): PASSED for row in range(3) for attempt in range(2)})
     assert "every attempt has a score" in refused(api, run["name"], 409, "CONFLICT")
     refused(api, "nobody", 404, "NOT_FOUND")
     foreign = api.post(f"{RUNS}/{run['id']}/retry", json={}, headers=stranger.headers)
     assert_flat_error(foreign, 404, "NOT_FOUND")
     for body in ([], {"secrets": {"provided": {"A": 3}}}, {"secrets": "x"}):
         assert api.post(f"{RUNS}/{run['id']}/retry", json=body).status_code == 400
-    change(services, run, imported={"sdk_version": "0.3"})
+    change(world, run, imported={"sdk_version": "0.3"})
     refusal = refused(api, run["id"], 409, "CONFLICT")
     assert "was imported" in refusal and f"osmosis eval delete {run['name']}" in refusal
 
 
-def test_missing_inputs(api: TestClient, services: PlatformServices, member: Member) -> None:
-    run = ended(api, services)
+def test_missing_inputs(api: TestClient, world: World, member: Member) -> None:
+    run = ended(api, world)
     assert api.delete("/api/cli/datasets/multiply").status_code == 200
     assert "its dataset 'multiply' was deleted" in refused(api, run["id"], 409, "CONFLICT")
-    add_dataset(services, member, rows=[{"user_prompt": "2 x 3", "ground_truth": "6"}] * 5)
+    add_dataset(world, member, rows=[{"user_prompt": "2 x 3", "ground_truth": "6"}] * 5)
     assert "its dataset 'multiply' was replaced" in refused(api, run["id"], 409, "CONFLICT")
     assert api.delete("/api/cli/datasets/multiply").status_code == 200
-    again = add_dataset(services, member)
+    again = add_dataset(world, member)
     retry(api, run["id"])
-    assert row_of(services, run["id"]).dataset_id == again.id, "the same bytes were uploaded again"
+    assert row_of(world, run["id"]).dataset_id == again.id, "the same bytes were uploaded again"
     assert api.post(f"{RUNS}/{run['id']}/stop", json={}).status_code == 200
-    change(services, run, commit_sha="f" * 40)
+    change(world, run, commit_sha="f" * 40)
     told = refused(api, run["id"], 400, "INVALID_CONFIG")
     assert told.startswith("this run cannot be submitted")
-    change(services, run, repository_id=None)
+    change(world, run, repository_id=None)
     assert "its repository is no longer connected" in refused(api, run["id"], 409, "CONFLICT")
 
 
-def test_secrets(api: TestClient, services: PlatformServices) -> None:
+def test_secrets(api: TestClient, world: World) -> None:
     given = {"required": ["SEARCH_KEY"], "provided": {"SEARCH_KEY": "sk-only-for-this"}}
-    run = ended(api, services, secrets=given)
+    run = ended(api, world, secrets=given)
     assert "SEARCH_KEY" in refused(api, run["id"], 404, "SECRETS_NOT_FOUND")
     body = {"secrets": {"provided": {"SEARCH_KEY": "sk-again"}}}
-    made = row_of(services, retry(api, run["id"], body)["id"])
+    made = row_of(world, retry(api, run["id"], body)["id"])
     assert made.sealed_secrets is not None and "sk-again" not in str(made.request)
     assert made.secret_scopes == {"SEARCH_KEY": "run"}
     api.post(f"{RUNS}/{run['id']}/stop", json={})

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from fastapi.testclient import TestClient
-from sqlalchemy import delete, func, select
 
-from osmosis_ai.platform.db.tables import DbSecretAccess, DbWorkspace
-from osmosis_ai.platform.services import PlatformServices
-from tests.platform.conftest import ManualClock, Member
+from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.fake_worker import EVALS, GPU, FakeWorker, claim, claim_request, pool_token, settle
 
 RUNS, submitted = EVALS.route, EVALS.taken
@@ -17,17 +14,17 @@ SECRETS = {"required": ["B_KEY", "A_KEY"], "provided": {"A_KEY": CANARY, "B_KEY"
 
 
 def test_each_answer_to_a_claim_has_an_entry(
-    api: TestClient, services: PlatformServices, member: Member, clock: ManualClock
+    api: TestClient, world: World, member: Member, clock: ManualClock
 ) -> None:
     run = submitted(api, secrets=SECRETS, advanced_config=GPU)
-    settle(services)
-    request, token = claim_request(machine="basement"), pool_token(services)
-    first = claim(services, token, request)
+    settle(world)
+    request, token = claim_request(machine="basement"), pool_token(world)
+    first = claim(world, token, request)
     assert first is not None
-    assert claim(services, token, request) == first
-    FakeWorker(services, first, token).releases()
+    assert claim(world, token, request) == first
+    FakeWorker(world, first, token).releases()
     clock.advance(60)
-    assert claim(services, token) is not None
+    assert claim(world, token) is not None
     reply = api.get(AUDIT)
     rows = reply.json()["handouts"]
     assert [row.pop("id")[:4] for row in rows] == ["sac_"] * 3
@@ -39,12 +36,9 @@ def test_each_answer_to_a_claim_has_an_entry(
     assert reply.json()["total_count"] == 3 and CANARY not in reply.text
 
 
-def test_it_outlives_the_run(api: TestClient, services: PlatformServices, member: Member) -> None:
+def test_it_outlives_the_run(api: TestClient, world: World, member: Member) -> None:
     run = submitted(api, secrets=SECRETS)
-    FakeWorker.claims(services).finishes("failed", error="x")
+    FakeWorker.claims(world).finishes("failed", error="x")
     assert api.delete(f"{RUNS}/{run['id']}").status_code == 200
     assert api.get(f"{RUNS}/{run['id']}").status_code == 404
     assert [row["run_name"] for row in api.get(AUDIT).json()["handouts"]] == [run["name"]]
-    with services.db.transaction() as session:
-        session.execute(delete(DbWorkspace).where(DbWorkspace.id == member.workspace.id))
-        assert session.scalar(select(func.count()).select_from(DbSecretAccess)) == 0

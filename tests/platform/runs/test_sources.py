@@ -20,10 +20,9 @@ from osmosis_ai.platform.db.tables import DbSourceArchive
 from osmosis_ai.platform.gitsync.git import GitError
 from osmosis_ai.platform.runs.run_store import PACKING
 from osmosis_ai.platform.runs.source_archives import WANTED_FOR
-from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.worker import work
 from osmosis_ai.platform.worker.work import SourceArchiveError, unpack_source
-from tests.platform.conftest import ManualClock
+from tests.platform.conftest import ManualClock, World
 from tests.platform.evaluations import Code, submit_body, wait_until
 from tests.platform.fake_worker import EVALS, FakeWorker
 
@@ -31,11 +30,11 @@ from tests.platform.fake_worker import EVALS, FakeWorker
 class Exports:
     """Counts the exports of the platform's mirrors, and delays them while ``may_continue`` is clear."""
 
-    def __init__(self, services: PlatformServices) -> None:
+    def __init__(self, world: World) -> None:
         self.count = 0
         self.may_continue = threading.Event()
         self.may_continue.set()
-        self._export = services.mirrors.archive
+        self._export = world.services.mirrors.archive
 
     def __call__(self, *arguments: Any) -> Any:
         self.count += 1
@@ -44,46 +43,46 @@ class Exports:
 
 
 @pytest.fixture
-def exports(services: PlatformServices, monkeypatch: pytest.MonkeyPatch) -> Exports:
-    counting = Exports(services)
-    monkeypatch.setattr(services.mirrors, "archive", counting)
+def exports(world: World, monkeypatch: pytest.MonkeyPatch) -> Exports:
+    counting = Exports(world)
+    monkeypatch.setattr(world.services.mirrors, "archive", counting)
     return counting
 
 
-def archives(services: PlatformServices) -> list[DbSourceArchive]:
-    with services.db.session() as session:
+def archives(world: World) -> list[DbSourceArchive]:
+    with world.services.db.session() as session:
         return list(session.scalars(select(DbSourceArchive)))
 
 
-def stored(services: PlatformServices) -> list[str]:
-    return sorted(services.blobs.keys("sources"))
+def stored(world: World) -> list[str]:
+    return world.stored("sources")
 
 
 @pytest.mark.parametrize("when", ["before the submit", "before the claim"])
 @pytest.mark.parametrize("what", ["lost", "cut short"])
 def test_lost_archive_is_packed_again(
-    api: TestClient, services: PlatformServices, code: Code, when: str, what: str
+    api: TestClient, world: World, code: Code, when: str, what: str
 ) -> None:
     EVALS.taken(api)
-    (archive,) = archives(services)
-    lost = FakeWorker.claims(services)
-    services.blobs.delete(archive.blob_key)
+    (archive,) = archives(world)
+    lost = FakeWorker.claims(world)
+    world.services.blobs.delete(archive.blob_key)
     if what == "cut short":
-        services.blobs.put(archive.blob_key, io.BytesIO(b"cut"))
+        world.store(archive.blob_key, b"cut")
     if when == "before the submit":
         EVALS.taken(api)
     else:
         lost.releases()
-    given = FakeWorker.claims(services)
+    given = FakeWorker.claims(world)
     source = given.assignment.source
     assert source is not None and (source.sha256, source.size) == (archive.sha256, archive.size)
     assert hashlib.sha256(given.download(source.url)).hexdigest() == archive.sha256
 
 
 def test_concurrent_submits_pack_their_commit_once(
-    api: TestClient, services: PlatformServices, exports: Exports, monkeypatch: pytest.MonkeyPatch
+    api: TestClient, world: World, exports: Exports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare, prepared = services.sources.prepare, threading.Barrier(7)
+    prepare, prepared = world.services.sources.prepare, threading.Barrier(7)
 
     def wait_for_all(*arguments: Any) -> Any:
         packing = prepare(*arguments)
@@ -91,7 +90,7 @@ def test_concurrent_submits_pack_their_commit_once(
         return packing
 
     with monkeypatch.context() as patched, ThreadPoolExecutor(6) as threads:
-        patched.setattr(services.sources, "prepare", wait_for_all)
+        patched.setattr(world.services.sources, "prepare", wait_for_all)
         exports.may_continue.clear()
         replies = [threads.submit(api.post, EVALS.route, json=submit_body()) for _ in range(6)]
         prepared.wait(120)
@@ -103,7 +102,7 @@ def test_concurrent_submits_pack_their_commit_once(
 
 
 def test_a_submit_does_not_wait_for_packing(
-    api: TestClient, services: PlatformServices, exports: Exports, monkeypatch: pytest.MonkeyPatch
+    api: TestClient, world: World, exports: Exports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("osmosis_ai.platform.runs.submitter.PACK_WAIT_S", 0.01)
     exports.may_continue.clear()
@@ -111,7 +110,7 @@ def test_a_submit_does_not_wait_for_packing(
     path = f"{EVALS.route}/{run['name']}"
     assert run["status"] == "pending"
     with ThreadPoolExecutor(1) as threads:
-        claiming = threads.submit(FakeWorker.claims, services)
+        claiming = threads.submit(FakeWorker.claims, world)
         try:
             wait_until(lambda: PACKING in api.get(f"{path}/logs").text)
             assert api.get(path).json()["waits"] == PACKING
@@ -122,13 +121,11 @@ def test_a_submit_does_not_wait_for_packing(
     assert "waits" not in api.get(path).json()
 
 
-def test_unusable_commit(
-    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unusable_commit(api: TestClient, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def export(*_: object) -> None:
         raise GitError("the commit has 3 GiB of files, and 2 GiB is the most a run can take.")
 
-    monkeypatch.setattr(services.mirrors, "archive", export)
+    monkeypatch.setattr(world.services.mirrors, "archive", export)
     reply = api.post(EVALS.route, json=submit_body())
     assert (reply.status_code, reply.json()["code"]) == (400, "SOURCE_UNUSABLE")
     assert "2 GiB is the most" in reply.json()["error"]
@@ -137,34 +134,34 @@ def test_unusable_commit(
 
 def test_sweep(
     api: TestClient,
-    services: PlatformServices,
+    world: World,
     exports: Exports,
     clock: ManualClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    put = services.blobs.put
+    put = world.services.blobs.put
 
     def put_and_sweep(key: str, stream: BinaryIO) -> BlobInfo:
         info = put(key, stream)
-        services.sources.sweep()
+        world.services.sources.sweep()
         return info
 
     with monkeypatch.context() as patched:
-        patched.setattr(services.blobs, "put", put_and_sweep)
+        patched.setattr(world.services.blobs, "put", put_and_sweep)
         EVALS.taken(api)
     put("sources/wsp_1/left-by-a-crash.tar.gz", io.BytesIO(b"packed"))
-    worker = FakeWorker.claims(services)
+    worker = FakeWorker.claims(world)
     clock.advance(2 * WANTED_FOR.total_seconds())
-    services.sources.sweep()
-    assert len(archives(services)) == len(stored(services)) == 1, "a worker may ask for it"
+    world.services.sources.sweep()
+    assert len(archives(world)) == len(stored(world)) == 1, "a worker may ask for it"
     worker.finishes()
-    services.sources.sweep()
-    assert (archives(services), stored(services)) == ([], [])
+    world.services.sources.sweep()
+    assert (archives(world), stored(world)) == ([], [])
     # A later run has it packed again, under another key.
     EVALS.taken(api)
-    assert exports.count == 2 and len(stored(services)) == 1
-    services.sources.sweep()
-    assert len(archives(services)) == 1
+    assert exports.count == 2 and len(stored(world)) == 1
+    world.services.sources.sweep()
+    assert len(archives(world)) == 1
 
 
 def archive_of(path: Path, *entries: tuple[str, bytes | str, str]) -> Path:

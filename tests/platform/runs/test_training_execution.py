@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.worker.host import Host
 from osmosis_ai.training.learner.checkpoints import checkpoints_in
 from osmosis_ai.training.runs.metrics import TITLES, TRAINING_REWARD, VALIDATION_REWARD
 from tests.e2e.turnstile import Turnstile
-from tests.platform.conftest import Member
+from tests.platform.conftest import Member, World
 from tests.platform.evaluations import (
     ROOT,
     Code,
@@ -82,7 +81,7 @@ def checkpoints(api: TestClient, name: str) -> list[dict[str, Any]]:
 
 
 def test_a_deployed_checkpoint_answers_is_evaluated_and_is_trained_on(
-    api: TestClient, services: PlatformServices, host: Host, member: Member
+    api: TestClient, world: World, host: Host, member: Member
 ) -> None:
     run = submit(api, advanced_config={"max_steps": 2})
     assert ended(api, RUNS, run["name"])["training_run"]["status"] == "finished"
@@ -92,7 +91,7 @@ def test_a_deployed_checkpoint_answers_is_evaluated_and_is_trained_on(
     called = api.get(f"/api/cli/models/{name}").json()["inference_model"]
     assert called == f"osmosis/tiny:{name}"
 
-    _, key = services.accounts.create_token(member.user.id, "api_key", name="notebook")
+    _, key = world.services.accounts.create_token(member.user.id, "api_key", name="notebook")
     bearer = {"Authorization": f"Bearer {key}"}
     question = {"messages": [{"role": "user", "content": "What is 12 times 7?"}], "seed": 3, "max_tokens": 24}
     replies = [
@@ -130,12 +129,12 @@ def test_a_deployed_checkpoint_answers_is_evaluated_and_is_trained_on(
 
 @pytest.mark.parametrize(("kind", "adapters"), [("skyrl", 1), ("other", 0)])
 def test_a_checkpoint_of_a_tinker_server_is_deployed_if_the_server_offers_its_adapter(
-    api: TestClient, services: PlatformServices, host: Host, member: Member, kind: str, adapters: int
+    api: TestClient, world: World, host: Host, member: Member, kind: str, adapters: int
 ) -> None:
     pytest.importorskip("tinker")
     from tests.training.standin_tinker import KEY, tinker_server
 
-    services.secrets.put(member.workspace.id, member.user.id, "TINKER_API_KEY", KEY, "workspace")
+    world.put_secret(member, "TINKER_API_KEY", KEY, "workspace")
     with tinker_server(has_archives=adapters > 0) as server:
         remote = {"backend": "tinker", "tinker_server": kind, "tinker_url": server.url}
         run = submit(
@@ -153,7 +152,7 @@ def test_a_checkpoint_of_a_tinker_server_is_deployed_if_the_server_offers_its_ad
     assert KEY not in " ".join(said)
 
 
-def check_finished_run(api: TestClient, services: PlatformServices, code: Code, run: dict[str, Any]) -> None:
+def check_finished_run(api: TestClient, world: World, code: Code, run: dict[str, Any]) -> None:
     """Check that a finished run of ``STEPS`` steps has left a curve, a log and checkpoints."""
     found = api.get(f"{RUNS}/{run['name']}").json()["training_run"]
     environment = api.get(f"{RUNS}/{run['name']}").json()["environment"]
@@ -185,13 +184,13 @@ def check_finished_run(api: TestClient, services: PlatformServices, code: Code, 
     said = messages(api, run["name"])
     assert any(line.startswith(f"{STEPS} steps of 16 attempts on ") for line in said)
     assert sum(line.startswith("step ") for line in said) == STEPS + 1
-    wait_until(lambda: not list(services.config.runs_dir.glob("*")))
+    wait_until(lambda: not list(world.services.config.runs_dir.glob("*")))
 
 
 def test_a_run_that_is_killed_stopped_and_resumed_elsewhere_has_the_curve_of_an_undisturbed_one(
-    api: TestClient, services: PlatformServices, code: Code, turnstile: Turnstile, tmp_path: Path
+    api: TestClient, world: World, code: Code, turnstile: Turnstile, tmp_path: Path
 ) -> None:
-    runs_dir = services.config.runs_dir
+    runs_dir = world.services.config.runs_dir
 
     def hold_at_step(wanted: int) -> None:
         """Hold the run after a step, or after the next one: its rollouts may be sampled ahead."""
@@ -203,11 +202,11 @@ def test_a_run_that_is_killed_stopped_and_resumed_elsewhere_has_the_curve_of_an_
         turnstile.may_pass = lambda: checkpoint_step() < wanted
         wait_until(lambda: any(step >= wanted for step, _ in _steps(api, disturbed["name"])))
 
-    with executing(services) as host:
+    with executing(world) as host:
         undisturbed = submit(api)
         found = ended(api, RUNS, undisturbed["name"])["training_run"]
         assert found["status"] == "finished", (found, messages(api, undisturbed["name"]))
-        check_finished_run(api, services, code, undisturbed)
+        check_finished_run(api, world, code, undisturbed)
         turnstile.hold()
         disturbed = submit(api)
         hold_at_step(1)
@@ -221,8 +220,8 @@ def test_a_run_that_is_killed_stopped_and_resumed_elsewhere_has_the_curve_of_an_
     turnstile.open()
     shutil.rmtree(runs_dir)
     elsewhere = tmp_path / "elsewhere"
-    replace(services.config, home=elsewhere).prepare_home()
-    with executing(services, home=elsewhere):
+    replace(world.services.config, home=elsewhere).prepare_home()
+    with executing(world, home=elsewhere):
         resumed = api.post(f"{RUNS}/{disturbed['name']}/resume", json={}).json()
         assert (resumed["id"], resumed["step"]) == (disturbed["id"], stopped["current_step"])
         found = ended(api, RUNS, disturbed["name"])["training_run"]

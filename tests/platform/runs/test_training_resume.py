@@ -9,9 +9,8 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from osmosis_ai.platform.db.tables import DbDataset
-from osmosis_ai.platform.services import PlatformServices
 from tests.lazily import needs
-from tests.platform.conftest import ManualClock, Member, assert_flat_error
+from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 from tests.platform.evaluations import add_dataset
 from tests.platform.fake_worker import TRAININGS, FakeTrainer
 
@@ -22,7 +21,7 @@ RUNS = TRAININGS.route
 
 def ended(
     api: TestClient,
-    services: PlatformServices,
+    world: World,
     outcome: str = "failed",
     *,
     step: int | None = 7,
@@ -30,11 +29,11 @@ def ended(
 ) -> dict[str, Any]:
     """Return a run that has ended, with archives up to a step if its worker has sent any."""
     run = TRAININGS.taken(api, **changes)
-    worker = FakeTrainer.claims(services, run_id=run["id"])
+    worker = FakeTrainer.claims(world, run_id=run["id"])
     for number in (step - 1, step) if step is not None else ():
         worker.add_archive(number)
     if outcome == "stopped":
-        services.runs.stop(worker.run.workspace_id, "training", worker.run_id, by="mara")
+        world.services.runs.stop(worker.run.workspace_id, "training", worker.run_id, by="mara")
     worker.finishes("failed" if outcome == "stopped" else outcome, error="the disk is full")
     return run
 
@@ -48,16 +47,16 @@ def resume(api: TestClient, run: dict[str, Any]) -> Any:
     return api.post(f"{RUNS}/{run['name']}/resume", json={})
 
 
-def archives(services: PlatformServices, run: dict[str, Any]) -> int:
-    return len(list(services.blobs.keys(f"runs/{run['id']}/resume")))
+def archives(world: World, run: dict[str, Any]) -> int:
+    return len(world.stored(f"runs/{run['id']}/resume"))
 
 
 @pytest.mark.parametrize("outcome", ["failed", "stopped"])
-def test_resume(api: TestClient, services: PlatformServices, outcome: str) -> None:
-    run = ended(api, services, outcome)
+def test_resume(api: TestClient, world: World, outcome: str) -> None:
+    run = ended(api, world, outcome)
     assert api.get(RUNS).json()["training_runs"][0]["status"] == outcome
     assert detail(api, run)["resumable"] is True
-    assert archives(services, run) == 1, "only the newest archive is kept"
+    assert archives(world, run) == 1, "only the newest archive is kept"
     assert resume(api, run).json() == {"id": run["id"], "name": run["name"], "status": "pending", "step": 7}
     found = detail(api, run)
     assert found["status"] == "pending"
@@ -66,14 +65,14 @@ def test_resume(api: TestClient, services: PlatformServices, outcome: str) -> No
     lines = api.get(f"{RUNS}/{run['name']}/logs").json()["logs"]
     assert "resumed the run from the checkpoint of step 7" in lines[-1]["message"]
 
-    services.reopener.forget_old()
-    worker = FakeTrainer.claims(services, run_id=run["id"])
+    world.services.reopener.forget_old()
+    worker = FakeTrainer.claims(world, run_id=run["id"])
     training = worker.assignment.training
     assert training is not None and training.resume is not None
     assert (training.resume_step, worker.download(training.resume.url)) == (7, b"archive")
 
 
-def test_runs_that_cannot_be_resumed(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
+def test_runs_that_cannot_be_resumed(api: TestClient, world: World, clock: ManualClock) -> None:
     def refused(run: dict[str, Any], words: str) -> None:
         body = assert_flat_error(resume(api, run), 409, "CONFLICT")
         assert words in body["error"]
@@ -81,13 +80,13 @@ def test_runs_that_cannot_be_resumed(api: TestClient, services: PlatformServices
 
     waiting = TRAININGS.taken(api)
     refused(waiting, "is pending: it continues by itself")
-    FakeTrainer.claims(services, run_id=waiting["id"])
+    FakeTrainer.claims(world, run_id=waiting["id"])
     refused(waiting, "is running: it continues by itself")
     assert api.post(f"{RUNS}/{waiting['name']}/stop", json={}).status_code == 200
     refused(waiting, "is stopping: it can be resumed once it has stopped")
-    refused(ended(api, services, "finished"), "has finished")
-    refused(ended(api, services, step=None), "has no checkpoint")
-    old = ended(api, services)
+    refused(ended(api, world, "finished"), "has finished")
+    refused(ended(api, world, step=None), "has no checkpoint")
+    old = ended(api, world)
     clock.advance(31 * 86_400)
     refused(old, "more than 30 days ago")
     assert_flat_error(api.post(f"{RUNS}/missing/resume", json={}), 404, "NOT_FOUND")
@@ -95,13 +94,11 @@ def test_runs_that_cannot_be_resumed(api: TestClient, services: PlatformServices
 
 @pytest.mark.parametrize("name", ["multiply", "held"])
 @pytest.mark.parametrize("change", ["replaced", "deleted"])
-def test_missing_dataset(
-    api: TestClient, services: PlatformServices, member: Member, name: str, change: str
-) -> None:
-    add_dataset(services, member, "held", rows=[{"user_prompt": "1 + 1?", "ground_truth": "2"}])
-    run = ended(api, services, advanced_config={"validation_dataset": "held"})
+def test_missing_dataset(api: TestClient, world: World, member: Member, name: str, change: str) -> None:
+    add_dataset(world, member, "held", rows=[{"user_prompt": "1 + 1?", "ground_truth": "2"}])
+    run = ended(api, world, advanced_config={"validation_dataset": "held"})
     mine = select(DbDataset).where(DbDataset.name == name)
-    with services.db.transaction() as session:
+    with world.services.db.transaction() as session:
         dataset = session.scalars(mine).one()
         if change == "deleted":
             session.delete(dataset)
@@ -115,26 +112,24 @@ def test_missing_dataset(
     )
     assert (detail(api, run)["status"], detail(api, run).get("resumable")) == ("failed", None)
     if change == "replaced":
-        with services.db.transaction() as session:
+        with world.services.db.transaction() as session:
             session.scalars(mine).one().sha256 = former
         assert resume(api, run).status_code == 200
 
 
-def test_missing_secrets(api: TestClient, services: PlatformServices) -> None:
+def test_missing_secrets(api: TestClient, world: World) -> None:
     secrets = {"required": ["HF_TOKEN"], "provided": {"HF_TOKEN": "hf_0123456789"}}
-    run = ended(api, services, secrets=secrets)
+    run = ended(api, world, secrets=secrets)
     body = assert_flat_error(resume(api, run), 404, "SECRETS_NOT_FOUND")
     assert body["missing"] == ["HF_TOKEN"]
     assert detail(api, run)["status"] == "failed"
 
 
-def test_archives_are_kept_for_a_month(
-    api: TestClient, services: PlatformServices, clock: ManualClock
-) -> None:
-    failed, finished = (ended(api, services, outcome) for outcome in ("failed", "finished"))
-    services.reopener.forget_old()
-    assert [archives(services, run) for run in (failed, finished)] == [1, 0]
+def test_archives_are_kept_for_a_month(api: TestClient, world: World, clock: ManualClock) -> None:
+    failed, finished = (ended(api, world, outcome) for outcome in ("failed", "finished"))
+    world.services.reopener.forget_old()
+    assert [archives(world, run) for run in (failed, finished)] == [1, 0]
     clock.advance(31 * 86_400)
-    services.reopener.forget_old()
-    assert archives(services, failed) == 0
+    world.services.reopener.forget_old()
+    assert archives(world, failed) == 0
     assert not detail(api, failed).get("resumable")

@@ -8,19 +8,13 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import update
 
-from osmosis_ai.datasets.conversations import read_conversation_row
-from osmosis_ai.platform.db.tables import DbDataset, DbRun
-from osmosis_ai.platform.log_lines import PLAN, WARNED, LogLine
-from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.training.runs.run_directory import ValidationSamples
 from tests.evaluation.builders import record
 from tests.lazily import needs
-from tests.platform.conftest import ManualClock, Member, assert_flat_error
+from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 from tests.platform.evaluations import Code, add_dataset, experiment, issue, submit_body
 from tests.platform.fake_worker import EVALS, GPU, TRAININGS, FakeTrainer, FakeWorker, settle, worker_app
-from tests.platform.viewer.runs_world import publish_validation
+from tests.platform.viewer.runs_world import publish_validation, validation_of
 from tests.viewer.source_contract import sample_record
 
 RUNS, submitted, refused = TRAININGS.route, TRAININGS.taken, TRAININGS.refused
@@ -29,7 +23,7 @@ ROLLOUTS = "rollout/samples"
 needs("torch")
 
 
-def test_detail(api: TestClient, code: Code, member: Member, services: PlatformServices) -> None:
+def test_detail(api: TestClient, code: Code, member: Member, world: World) -> None:
     run = submitted(api, advanced_config={"seed": 7}, env_config={"LOG_LEVEL": "DEBUG"})
     assert set(run) == {"id", "name", "status", "created_at", "platform_url"}
     assert run["platform_url"] == f"http://127.0.0.1:8733/fern/training/{run['name']}"
@@ -60,14 +54,11 @@ def test_detail(api: TestClient, code: Code, member: Member, services: PlatformS
     assert config["advanced"]["seed"] == 7
     assert (by_name["entrypoint"], by_name["commit_sha"]) == ("main.py", code.head)
     assert by_name["env_config"] == {"LOG_LEVEL": "DEBUG"}
-    with services.db.session() as session:
-        row = session.get_one(DbRun, run["id"])
-    assert (row.kind, row.seed, row.selection and row.selection["limit"]) == ("training", 7, 200)
 
 
-def test_list(api: TestClient, services: PlatformServices, member: Member) -> None:
+def test_list(api: TestClient, world: World, member: Member) -> None:
     run = submitted(api)
-    settle(services)
+    settle(world)
     detail = api.get(f"{RUNS}/{run['id']}").json()
     assert api.get(RUNS).json() == {
         "training_runs": [
@@ -159,9 +150,9 @@ def test_all_issues_are_reported_at_once(api: TestClient) -> None:
 
 
 def test_validation_dataset_is_checked_like_the_training_dataset(
-    api: TestClient, services: PlatformServices, member: Member
+    api: TestClient, world: World, member: Member
 ) -> None:
-    add_dataset(services, member, "multiply_held", status="processing")
+    add_dataset(world, member, "multiply_held", status="processing")
     refused(api, 409, "DATASET_NOT_READY", advanced_config={"validation_dataset": "multiply_held"})
     body = refused(api, 404, "DATASET_NOT_FOUND", advanced_config={"validation_dataset": "multiply_hold"})
     assert "did you mean multiply_held" in body["error"]
@@ -175,9 +166,7 @@ def test_validation_dataset_is_checked_like_the_training_dataset(
     submitted(api, advanced_config={"validation_rows": 199})
 
 
-def test_minimal_submit_uses_defaults_and_notes_unknown_keys(
-    api: TestClient, services: PlatformServices
-) -> None:
+def test_minimal_submit_uses_defaults_and_notes_unknown_keys(api: TestClient, world: World) -> None:
     body = {"experiment_config": experiment(), "advanced_config": {"of_another_trainer": 1}}
     run = api.post(RUNS, json=body).json()
     detail = api.get(f"{RUNS}/{run['name']}").json()
@@ -186,8 +175,7 @@ def test_minimal_submit_uses_defaults_and_notes_unknown_keys(
         "[advanced] `of_another_trainer`: not a setting of this trainer, ignored."
     )
     note = detail["training_run"]["notes"]
-    line = LogLine(note, "warning", step="warning", details={"training_step": 0})
-    services.logs.append(run["id"], [line])
+    world.log(run["id"], note, "warning", step="warning", details={"training_step": 0})
     assert api.get(f"{RUNS}/{run['name']}").json()["training_run"].get("notes") is None
     assert note in [mark["text"] for mark in api.get(f"{RUNS}/{run['name']}/metrics").json()["marks"]]
 
@@ -212,9 +200,9 @@ def test_kinds_are_separate(api: TestClient) -> None:
     assert_flat_error(api.get(f"/api/cli/eval-runs/{training['name']}"), 404, "NOT_FOUND")
 
 
-def test_metrics(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
+def test_metrics(api: TestClient, world: World, clock: ManualClock) -> None:
     run = submitted(api)
-    trainer = FakeTrainer.claims(services)
+    trainer = FakeTrainer.claims(world)
     trainer.begins(total_steps=40)
     trainer.step(0, {VALIDATION_REWARD: 0.25})
     for step, reward in enumerate((0.5, 0.25, 0.75), start=1):
@@ -258,9 +246,9 @@ def test_metrics(api: TestClient, services: PlatformServices, clock: ManualClock
     assert (row["current_step"], row["total_steps"], row["reward"]) == (3, 40, 0.75)
 
 
-def test_checkpoints(api: TestClient, services: PlatformServices) -> None:
+def test_checkpoints(api: TestClient, world: World) -> None:
     run = submitted(api)
-    trainer = FakeTrainer.claims(services)
+    trainer = FakeTrainer.claims(world)
     assert trainer.add_checkpoint(10, reward=0.5) == f"{run['name']}-step-10"
     trainer.add_checkpoint(5)
     listed = api.get(f"{RUNS}/{run['name']}/checkpoints").json()
@@ -268,9 +256,9 @@ def test_checkpoints(api: TestClient, services: PlatformServices) -> None:
     found = [(one["checkpoint_step"], one["status"], one["size"]) for one in listed["checkpoints"]]
     assert found == [(5, "uploaded", len(b"{}weights")), (10, "uploaded", len(b"{}weights"))]
     trainer.add_checkpoint(10, b"others", reward=0.75)
-    stored = list(services.blobs.keys(f"runs/{run['id']}/checkpoints"))
+    stored = world.stored(f"runs/{run['id']}/checkpoints")
     trainer.add_checkpoint(10, b"others", reward=0.75)
-    assert list(services.blobs.keys(f"runs/{run['id']}/checkpoints")) == stored
+    assert world.stored(f"runs/{run['id']}/checkpoints") == stored
     listed["checkpoints"][1]["size"] = len(b"{}others")
     assert api.get(f"{RUNS}/{run['name']}/checkpoints").json() == listed
     path = f"/api/cli/models/{run['name']}-step-10"
@@ -282,21 +270,20 @@ def test_checkpoints(api: TestClient, services: PlatformServices) -> None:
     }
 
 
-def test_marks_on_the_curves(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
+def test_marks_on_the_curves(api: TestClient, world: World, clock: ManualClock) -> None:
     run = submitted(api)
-    trainer = FakeTrainer.claims(services)
+    trainer = FakeTrainer.claims(world)
     trainer.begins(total_steps=4)
     for step in (1, 2):
         trainer.step(step, {TRAINING_REWARD: 0.1 * step})
     path = f"{RUNS}/{run['name']}"
     assert "marks" not in api.get(f"{path}/metrics").json()
     adapter = {"LoRA": "1.2k trainable parameters at rank 16"}
-    plans = [
-        LogLine("the plan", step=PLAN, details={"steps_done": steps, "adapter": adapter}) for steps in (0, 1)
-    ]
+    for steps in (0, 1):
+        world.log(run["id"], "the plan", step="plan", details={"steps_done": steps, "adapter": adapter})
     about = {"training_step": 2}
-    warned = [LogLine("rewards <are> the same", "warning", step=WARNED, details=about)] * 2
-    services.logs.append(run["id"], [*plans, *warned, LogLine("another thing", step="run", details=about)])
+    for step in ("warning", "warning", "run"):
+        world.log(run["id"], "rewards <are> the same", "warning", step=step, details=about)
     assert api.get(path).json()["adapter"] == adapter
     told = api.get(f"{path}/metrics").json()
     assert told["marks"] == [
@@ -306,9 +293,9 @@ def test_marks_on_the_curves(api: TestClient, services: PlatformServices, clock:
 
 
 @pytest.fixture
-def trainer(api: TestClient, services: PlatformServices) -> FakeTrainer:
+def trainer(api: TestClient, world: World) -> FakeTrainer:
     submitted(api)
-    return FakeTrainer.claims(services)
+    return FakeTrainer.claims(world)
 
 
 def validate(trainer: FakeTrainer, step: int) -> None:
@@ -318,8 +305,7 @@ def validate(trainer: FakeTrainer, step: int) -> None:
         sample_record(1, 0, 0.5, notes="Nearly."),
         sample_record(2, 0, error="no"),
     ]
-    samples = ValidationSamples.of(records, step=step, pass_threshold=1.0)
-    publish_validation(trainer, samples, {(1, 0): b'{"steps": [%d]}' % step})
+    publish_validation(trainer, validation_of(records, step), {(1, 0): b'{"steps": [%d]}' % step})
 
 
 def page(api: TestClient, run: str, **query: Any) -> dict[str, Any]:
@@ -370,7 +356,7 @@ def trajectory(answer: str, *, tools: bool = True) -> bytes:
 
 
 def test_a_supervised_run_learns_from_the_passing_attempts_of_an_evaluation(
-    api: TestClient, services: PlatformServices
+    api: TestClient, world: World
 ) -> None:
     evaluation = EVALS.taken(
         api, evaluation_config={"limit": 4, "n": 1, "pass_threshold": 0.5}, advanced_config=GPU
@@ -383,7 +369,7 @@ def test_a_supervised_run_learns_from_the_passing_attempts_of_an_evaluation(
     ):
         body = refused(api, 400, "INVALID_CONFIG", advanced_config={**sft, "sft_source": source})
         assert problem in issue(body, asked)["message"]
-    worker = FakeWorker.claims(services, "gpu")
+    worker = FakeWorker.claims(world, "gpu")
     rewards = (1.0, 0.4, 0.5, 0.9)
     worker.write([record(row, 0, reward=reward) for row, reward in enumerate(rewards)])
     # The model that made the last one was offered tools that are not known.
@@ -394,19 +380,17 @@ def test_a_supervised_run_learns_from_the_passing_attempts_of_an_evaluation(
     told = api.post(f"{RUNS}/check", json=TRAININGS.body(advanced_config=sft)).json()
     assert (told["sampled_rows"], told["total_dataset_rows"]) == (3, 3)
     run = submitted(api, advanced_config=sft)
-    claimed = FakeWorker.claims(services, "gpu")
+    claimed = FakeWorker.claims(world, "gpu")
     # The evaluation may change or disappear from now on.
     assert api.delete(f"{EVALS.route}/{evaluation['name']}").status_code == 200
     given = claimed.assignment
     assert (given.source, given.dataset_extension) == (None, "jsonl")
-    rows = [json.loads(line) for line in worker_app(services).get(given.dataset.url).content.splitlines()]
+    rows = [json.loads(line) for line in worker_app(world).get(given.dataset.url).content.splitlines()]
     assert [row["messages"][-1]["content"] for row in rows] == ["#### 0", "#### 2"]
     assert [message["role"] for message in rows[0]["messages"]] == ["user", "assistant", "tool", "assistant"]
     assert rows[0]["tools"][0]["function"]["name"] == "multiply"
-    assert (
-        read_conversation_row(rows[0]).messages[1]["tool_calls"][0]["function"]["arguments"]
-        == '{"a": 3, "b": 4}'
-    )
+    call = rows[0]["messages"][1]["tool_calls"][0]["function"]
+    assert (call["name"], json.loads(call["arguments"])) == ("multiply", {"a": 3, "b": 4})
     log = api.get(f"{RUNS}/{run['name']}/logs").json()["logs"]
     name = evaluation["name"]
     learned = f"learns from 2 of 3 passing attempts of the evaluation {name}: the others have no usable conversation"
@@ -421,10 +405,8 @@ def test_a_supervised_run_learns_from_the_passing_attempts_of_an_evaluation(
     ],
 )
 def test_a_dataset_of_the_other_method_is_refused(
-    api: TestClient, services: PlatformServices, member: Member, method: str, columns: Any, problem: str
+    api: TestClient, world: World, member: Member, method: str, columns: Any, problem: str
 ) -> None:
-    add_dataset(services, member, "other", rows=[columns] * 4)
-    with services.db.transaction() as session:
-        session.execute(update(DbDataset).where(DbDataset.name == "other").values(preview=[columns]))
+    add_dataset(world, member, "other", rows=[columns] * 4, preview=[columns])
     changes = {"experiment_config": experiment(dataset="other"), "advanced_config": {"method": method}}
     assert problem in issue(refused(api, 400, "INVALID_CONFIG", **changes), "experiment.dataset")["message"]

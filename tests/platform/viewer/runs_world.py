@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,15 +10,26 @@ from datetime import timedelta
 from itertools import count
 from typing import Any
 
-from sqlalchemy import event, insert, select
+from sqlalchemy import event, func, insert, select, update
 
 from osmosis_ai.api.models.workers import JournalPart, SentUpload
 from osmosis_ai.controller.record import TerminalRecord
-from osmosis_ai.platform.db.base import upsert
-from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbRunShard, DbSample, new_id
+from osmosis_ai.platform.db.base import Base, upsert
+from osmosis_ai.platform.db.tables import (
+    DbConversation,
+    DbJournalChunk,
+    DbLogLine,
+    DbLoraModel,
+    DbMetricPoint,
+    DbRun,
+    DbRunFile,
+    DbRunShard,
+    DbRunUpload,
+    DbSample,
+    DbSecretAccess,
+    new_id,
+)
 from osmosis_ai.platform.runs.journals import pack_journal, read_lines
-from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.shared_reads import SharedReads
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.platform.worker.client import OutgoingBlob
@@ -27,7 +37,7 @@ from osmosis_ai.platform.worker.process import WorkingDirectory
 from osmosis_ai.platform.worker.training import TrainingReports
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.training.runs.run_directory import ValidationSamples
-from tests.platform.conftest import Member
+from tests.platform.conftest import Member, World
 from tests.platform.fake_worker import FakeTrainer, journal_of
 from tests.viewer.source_contract import leave_validation
 
@@ -43,9 +53,9 @@ REQUEST = {
 }
 
 
-def run_row(services: PlatformServices, member: Member, name: str, **changes: Any) -> dict[str, Any]:
+def run_row(world: World, member: Member, name: str, **changes: Any) -> dict[str, Any]:
     """Return the columns of a finished evaluation that was submitted now."""
-    now = services.clock.now()
+    now = world.services.clock.now()
     return {
         "id": new_id("run"),
         "workspace_id": member.workspace.id,
@@ -75,18 +85,102 @@ def run_row(services: PlatformServices, member: Member, name: str, **changes: An
     }
 
 
-def add_run(services: PlatformServices, member: Member, name: str, **changes: Any) -> DbRun:
+def add_run(world: World, member: Member, name: str, **changes: Any) -> DbRun:
     """Add an evaluation, or a run of another kind."""
-    run = DbRun(**run_row(services, member, name, **changes))
-    with services.db.transaction() as session:
+    run = DbRun(**run_row(world, member, name, **changes))
+    with world.services.db.transaction() as session:
         session.add(run)
     return run
 
 
-def add_shard(services: PlatformServices, run: DbRun, **columns: Any) -> DbRunShard:
+def change_run(world: World, run_id: str, **columns: Any) -> None:
+    """Change what the platform knows of a run."""
+    with world.services.db.transaction() as session:
+        session.execute(update(DbRun).where(DbRun.id == run_id).values(**columns))
+
+
+def sealed_secrets(world: World, run_id: str) -> bytes | None:
+    """Return the encrypted secrets that were given for one run."""
+    with world.services.db.session() as session:
+        return session.get_one(DbRun, run_id).sealed_secrets
+
+
+def add_model(world: World, run: DbRun, step: int = 5, **columns: Any) -> str:
+    """Add an adapter of a training run; return its name."""
+    known = {"name": f"{run.name}-step-{step}", "base_model": "osmosis/tiny", "files": {}}
+    of_run = {"run_id": run.id, "workspace_id": run.workspace_id}
+    known |= {"id": new_id("lora"), "created_at": world.services.clock.now(), **of_run, **columns}
+    model = DbLoraModel(step=step, **known)
+    with world.services.db.transaction() as session:
+        session.add(model)
+    return str(model.name)
+
+
+def add_points(world: World, run: DbRun, key: str, values: Mapping[int, float]) -> None:
+    """Add values of a metric, by step."""
+    now = world.services.clock.now()
+    points = [
+        {"run_id": run.id, "key": key, "step": step, "value": value, "timestamp": now}
+        for step, value in values.items()
+    ]
+    with world.services.db.transaction() as session:
+        session.execute(insert(DbMetricPoint), points)
+
+
+def add_rows(world: World, run: DbRun) -> None:
+    """Add what an unfinished run has: a conversation, an upload and a part of a journal."""
+    of_run = {"run_id": run.id}
+    with world.services.db.transaction() as session:
+        shard_id = session.scalars(select(DbRunShard.id).where(DbRunShard.run_id == run.id)).first()
+        session.add(DbConversation(**of_run, path="artifacts/row_0_run_0/x", content=b"small"))
+        session.add(DbRunUpload(**of_run, name="x", upload_id="u", size=1, sha256="0" * 64))
+        session.add(DbJournalChunk(shard_id=shard_id, offset=0, content=b"{}"))
+
+
+def left_of_runs(world: World) -> dict[str, int]:
+    """Return how much there is of what runs leave."""
+    tables = (
+        *(DbRun, DbRunShard, DbJournalChunk, DbConversation, DbRunUpload),
+        *(DbSample, DbRunFile, DbMetricPoint, DbLogLine, DbLoraModel),
+    )
+    with world.services.db.session() as session:
+        rows = {
+            each.__tablename__: session.scalar(select(func.count()).select_from(each)) or 0 for each in tables
+        }
+    return {**rows, "blobs": len(world.stored("runs"))}
+
+
+def add_secret_access(world: World, run: DbRun, *names: str) -> None:
+    """Add an entry to the secret access log."""
+    of_run = {"run_id": run.id, "run_name": run.name, "workspace_id": run.workspace_id}
+    claim = {
+        "attempt": 1,
+        "claim_id": "a" * 32,
+        "names": list(names),
+        "created_at": world.services.clock.now(),
+    }
+    with world.services.db.transaction() as session:
+        session.add(DbSecretAccess(id=new_id("sac"), **of_run, **claim))
+
+
+def kept_of(world: World, owner: Member) -> dict[str, Any]:
+    """Return what the platform holds of a workspace, without the tables that asking alone changes."""
+    tables = [each for each in Base.metadata.sorted_tables if each.name not in ("tokens", "device_logins")]
+    kept: dict[str, Any] = {}
+    with world.services.db.session() as session:
+        for table in tables:
+            if "workspace_id" in table.columns:
+                mine = select(table).where(table.c.workspace_id == owner.workspace.id)
+                kept[table.name] = sorted(map(str, session.execute(mine)))
+            elif table.name.startswith(("run_", "samples", "eval_import")):
+                kept[table.name] = session.scalar(select(func.count()).select_from(table))
+    return kept
+
+
+def add_shard(world: World, run: DbRun, **columns: Any) -> DbRunShard:
     """Add a shard that a worker has released."""
     shard = DbRunShard(**{"id": new_id("shd"), "run_id": run.id, "kind": "work", "attempt": 1, **columns})
-    with services.db.transaction() as session:
+    with world.services.db.transaction() as session:
         session.add(shard)
     return shard
 
@@ -116,33 +210,33 @@ def sample_row(run_id: str, row: int, attempt: int, **known: Any) -> dict[str, A
     }
 
 
-def add_samples(services: PlatformServices, run: DbRun, samples: Sequence[Mapping[str, Any]]) -> None:
+def add_samples(world: World, run: DbRun, samples: Sequence[Mapping[str, Any]]) -> None:
     """Add samples to a run; each has ``row`` and ``attempt``, and what is known of it."""
     rows = [sample_row(run.id, **each) for each in samples]
-    with services.db.transaction() as session:
+    with world.services.db.transaction() as session:
         session.execute(insert(DbSample), rows)
 
 
-def add_file(services: PlatformServices, run: DbRun, path: str, content: bytes) -> None:
+def add_file(world: World, run: DbRun, path: str, content: bytes) -> None:
     """Add a file that a run has left."""
     key = f"runs/{run.id}/files/{new_id('f')}"
-    services.blobs.put(key, io.BytesIO(content))
+    world.store(key, content)
     kind = path.partition("/")[0]
-    with services.db.transaction() as session:
+    with world.services.db.transaction() as session:
         session.add(DbRunFile(run_id=run.id, path=path, kind=kind, size=len(content), blob_key=key))
 
 
-def keep_journal(services: PlatformServices, run: DbRun, *records: TerminalRecord) -> None:
+def keep_journal(world: World, run_id: str, *records: TerminalRecord) -> None:
     """Store the journal of a run."""
-    key = f"runs/{run.id}/journals/0-events.jsonl.gz"
-    pack_journal((each.to_line() for each in records), key, services.blobs, Redactor())
-    with services.db.transaction() as session:
-        session.get_one(DbRun, run.id).journal_blob = key
+    key = f"runs/{run_id}/journals/0-events.jsonl.gz"
+    pack_journal((each.to_line() for each in records), key, world.services.blobs, Redactor())
+    with world.services.db.transaction() as session:
+        session.get_one(DbRun, run_id).journal_blob = key
 
 
-def source_of(services: PlatformServices, member: Member) -> PlatformSource:
+def source_of(world: World, member: Member) -> PlatformSource:
     """Return the runs of a member's workspace, as one visitor sees them."""
-    own = copy(services)
+    own = copy(world.services)
     own.sample_counts = SharedReads(most=500)
     return PlatformSource(own, member.workspace.id)
 
@@ -152,7 +246,7 @@ _BACKGROUND = ("osmosis-maintenance", "platform-shards")
 
 
 @contextmanager
-def statements_of(db: Database) -> Iterator[list[tuple[str, Any]]]:
+def statements_of(world: World) -> Iterator[list[tuple[str, Any]]]:
     """Record every statement with its parameters, except those of the platform's own threads."""
     noted: list[tuple[str, Any]] = []
 
@@ -160,18 +254,23 @@ def statements_of(db: Database) -> Iterator[list[tuple[str, Any]]]:
         if not threading.current_thread().name.startswith(_BACKGROUND):
             noted.append((statement, parameters))
 
-    event.listen(db._engine, "before_cursor_execute", note)
+    event.listen(world.services.db._engine, "before_cursor_execute", note)
     try:
         yield noted
     finally:
-        event.remove(db._engine, "before_cursor_execute", note)
+        event.remove(world.services.db._engine, "before_cursor_execute", note)
+
+
+def validation_of(records: Sequence[TerminalRecord], step: int) -> ValidationSamples:
+    """Return a validation after a step, in which a reward of 1 passes."""
+    return ValidationSamples.of(list(records), step=step, pass_threshold=1.0)
 
 
 def publish_validation(
     worker: FakeTrainer, samples: ValidationSamples, conversations: Mapping[tuple[int, int], bytes]
 ) -> None:
     """Report a validation from a trainer's directory, twice, as a worker does."""
-    directory = WorkingDirectory(worker.services.config.runs_dir, worker.shard_id).training
+    directory = WorkingDirectory(worker.world.services.config.runs_dir, worker.shard_id).training
     leave_validation(directory, samples, conversations)
     reporter: Any = _ReporterOf(worker)
     reports = TrainingReports(directory, reporter, base_model="osmosis/tiny", save_freq=1)
@@ -182,16 +281,16 @@ def publish_validation(
 class PlatformPlace:
     """A workspace of a platform with runs in progress."""
 
-    def __init__(self, services: PlatformServices, member: Member) -> None:
-        self._services = services
+    def __init__(self, world: World, member: Member) -> None:
+        self._world = world
         self._member = member
         self._ids: dict[str, str] = {}
         self._positions = count(1)
-        self.source = source_of(services, self._member)
+        self.source = source_of(world, self._member)
 
     def start(self, name: str, *, rows: int, n: int) -> None:
         run = add_run(
-            self._services,
+            self._world,
             self._member,
             name,
             status="running",
@@ -205,7 +304,7 @@ class PlatformPlace:
         run_id = self._ids[name]
         lines = read_lines(JournalPart(offset=0, lines=journal_of(records).decode()))
         rows = [{**each, "run_id": run_id, "position": next(self._positions)} for each in lines.samples]
-        with self._services.db.transaction() as session:
+        with self._world.services.db.transaction() as session:
             upsert(session, DbSample, rows)
             run = session.get_one(DbRun, run_id)
             run.accepted += len(records)
@@ -214,19 +313,19 @@ class PlatformPlace:
     def validate(
         self, name: str, samples: ValidationSamples, conversations: Mapping[tuple[int, int], bytes]
     ) -> None:
-        services = self._services
+        world = self._world
         if name not in self._ids:
             columns = {"kind": "training", "status": "running", "completed_at": None, "repository_id": None}
             request = {**REQUEST, "secrets": {"required": []}}
-            run = add_run(services, self._member, name, request=request, **columns)
-            add_shard(services, run)
+            run = add_run(world, self._member, name, request=request, **columns)
+            add_shard(world, run)
             self._ids[name] = run.id
-        worker = FakeTrainer.claims(services, run_id=self._ids[name])
+        worker = FakeTrainer.claims(world, run_id=self._ids[name])
         publish_validation(worker, samples, conversations)
-        with services.db.session() as session:
+        with world.services.db.session() as session:
             mine = select(DbRunFile.blob_key).where(DbRunFile.run_id == worker.run_id)
             keys = set(session.scalars(mine))
-        assert set(services.blobs.keys(f"runs/{worker.run_id}")) == keys, "the former validation is deleted"
+        assert world.stored(f"runs/{worker.run_id}") == sorted(keys), "the former validation is deleted"
         worker.releases()
 
 

@@ -11,9 +11,7 @@ import pytest
 
 from osmosis_ai.decisions.samples import run_slices
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbRun, DbSample
-from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.ui.numbers import date
 from osmosis_ai.viewer.source import RunQuery, SampleQuery
@@ -56,16 +54,16 @@ SAMPLES: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def source(services: PlatformServices, member: Member) -> PlatformSource:
-    return source_of(services, member)
+def source(world: World, member: Member) -> PlatformSource:
+    return source_of(world, member)
 
 
 @pytest.fixture
-def run(services: PlatformServices, member: Member) -> DbRun:
+def run(world: World, member: Member) -> DbRun:
     counts = {"sampled_rows": 3, "total_dataset_rows": 200, "pass_threshold": 1.0, "graded": 3, "passed": 1}
-    made = add_run(services, member, "first", results=counts)
+    made = add_run(world, member, "first", results=counts)
     known = [{"error_type": None, **each} for each in SAMPLES]
-    add_samples(services, made, known)
+    add_samples(world, made, known)
     return made
 
 
@@ -73,33 +71,33 @@ def run(services: PlatformServices, member: Member) -> DbRun:
 
 
 def test_what_judges_said_is_read_from_the_stored_journal(
-    source: PlatformSource, services: PlatformServices, member: Member, run: DbRun
+    source: PlatformSource, world: World, member: Member, run: DbRun
 ) -> None:
     said = [{"model": "judge-1", "score": 0.5, "explanation": "half of it"}]
     judged = {"judge_calls": 2, "judge_tokens": 10, "judge_cost_usd": 0.25, "judgements": said}
     # A retried attempt has two records, of which the last counts.
     keep_journal(
-        services, run, record(0, 0, **judged, scores={"agent": 0.5}), record(1, 1, **judged), record(1, 1)
+        world, run.id, record(0, 0, **judged, scores={"agent": 0.5}), record(1, 1, **judged), record(1, 1)
     )
     detail = source.sample(run.name, 0, 0, SampleQuery())
     assert (detail.record["judgements"], detail.record["scores"]) == (said, {"agent": 0.5})
     assert "judgements" not in source.sample(run.name, 0, 1, SampleQuery()).record
     assert "judgements" not in source.sample(run.name, 1, 1, SampleQuery()).record
-    services.blobs.delete(f"runs/{run.id}/journals/0-events.jsonl.gz")
-    assert "judgements" not in source_of(services, member).sample(run.name, 0, 0, SampleQuery()).record
+    world.services.blobs.delete(f"runs/{run.id}/journals/0-events.jsonl.gz")
+    assert "judgements" not in source_of(world, member).sample(run.name, 0, 0, SampleQuery()).record
 
 
 def test_samples_of_the_same_row_are_found_in_other_runs_of_the_workspace_alone(
     source: PlatformSource,
-    services: PlatformServices,
+    world: World,
     member: Member,
     stranger: Member,
     run: DbRun,
     clock: ManualClock,
 ) -> None:
     clock.advance(60)
-    add_samples(services, add_run(services, member, "later"), [{"row": 1, "attempt": 0, "reward": 1.0}])
-    add_samples(services, add_run(services, stranger, "theirs"), [{"row": 1, "attempt": 0, "reward": 1.0}])
+    add_samples(world, add_run(world, member, "later"), [{"row": 1, "attempt": 0, "reward": 1.0}])
+    add_samples(world, add_run(world, stranger, "theirs"), [{"row": 1, "attempt": 0, "reward": 1.0}])
     found = source.elsewhere(f"{1:032x}", limit=9)
     assert [(entry.name, sample.row, sample.attempt) for entry, sample in found] == [
         ("later", 1, 0),
@@ -112,11 +110,11 @@ def test_samples_of_the_same_row_are_found_in_other_runs_of_the_workspace_alone(
 
 
 def test_a_run_is_told_in_full_without_the_values_of_its_secrets(
-    source: PlatformSource, services: PlatformServices, member: Member, run: DbRun, clock: ManualClock
+    source: PlatformSource, world: World, member: Member, run: DbRun, clock: ManualClock
 ) -> None:
-    services.secrets.put(member.workspace.id, member.user.id, "MARAS_KEY", "sk-canary-4711", "user")
+    world.put_secret(member, "MARAS_KEY", "sk-canary-4711", "user")
     clock.advance(60)
-    add_run(services, member, "second", error="it broke")
+    add_run(world, member, "second", error="it broke")
     detail = source.run("eval", run.name)
     assert [(each.boundary, each.category, each.count, each.example) for each in detail.failures] == [
         ("provider", "timeout", 1, (1, 1)),
@@ -132,15 +130,15 @@ def test_a_run_is_told_in_full_without_the_values_of_its_secrets(
 
 
 def test_a_retried_run_says_how_often_and_when_and_is_compared_as_a_whole(
-    source: PlatformSource, services: PlatformServices, member: Member, run: DbRun, clock: ManualClock
+    source: PlatformSource, world: World, member: Member, run: DbRun, clock: ManualClock
 ) -> None:
     before = source.state("eval", run.name)
-    with services.db.transaction() as session:
+    with world.services.db.transaction() as session:
         reopened = session.get_one(DbRun, run.id)
         reopened.status, reopened.revision, reopened.retried_at = "running", 2, clock.now()
         session.get_one(DbSample, (run.id, 1, 1)).position = 9000
     assert ("Retried", f"2 times, last {date(clock.now())}") in source.run("eval", run.name).facts
-    assert "Retried" not in dict(source.run("eval", add_run(services, member, "other").name).facts)
+    assert "Retried" not in dict(source.run("eval", add_run(world, member, "other").name).facts)
     assert source.state("eval", run.name).cursor != before.cursor
     (compared,) = source.run_samples([run.name])
     assert compared.revision == 2
@@ -148,11 +146,11 @@ def test_a_retried_run_says_how_often_and_when_and_is_compared_as_a_whole(
 
 
 def test_files_of_a_sample_are_those_of_its_newest_result_and_no_path_leads_elsewhere(
-    source: PlatformSource, services: PlatformServices, run: DbRun
+    source: PlatformSource, world: World, run: DbRun
 ) -> None:
-    add_file(services, run, "trajectories/row_0_run_0.json", b'{"steps": []}')
-    add_file(services, run, "artifacts/row_0_run_0/out/plan.txt", b"canary")
-    add_file(services, run, "artifacts/row_0xrun_0/other.txt", b"not of this sample")
+    add_file(world, run, "trajectories/row_0_run_0.json", b'{"steps": []}')
+    add_file(world, run, "artifacts/row_0_run_0/out/plan.txt", b"canary")
+    add_file(world, run, "artifacts/row_0xrun_0/other.txt", b"not of this sample")
     assert source.conversation(run.name, 0, 0, max_bytes=100).content == b'{"steps": []}'
     with pytest.raises(NotFoundError):
         source.conversation(run.name, 10**30, 0, max_bytes=100)
@@ -170,13 +168,13 @@ def test_files_of_a_sample_are_those_of_its_newest_result_and_no_path_leads_else
 
 
 def test_runs_are_found_by_what_is_known_of_them(
-    source: PlatformSource, services: PlatformServices, member: Member, clock: ManualClock
+    source: PlatformSource, world: World, member: Member, clock: ManualClock
 ) -> None:
-    add_run(services, member, "one", model_path="a/b", results={"score": 0.5, "graded": 2, "passed": 1})
+    add_run(world, member, "one", model_path="a/b", results={"score": 0.5, "graded": 2, "passed": 1})
     clock.advance(60)
-    add_run(services, member, "two_%", status="failed", results={"score": 0.75, "graded": 4, "passed": 3})
+    add_run(world, member, "two_%", status="failed", results={"score": 0.75, "graded": 4, "passed": 3})
     clock.advance(60)
-    add_run(services, member, "three", kind="training", results={"reward": 0.1})
+    add_run(world, member, "three", kind="training", results={"reward": 0.1})
     names = {
         query: [run.name for run in source.runs(query, limit=9).items]
         for query in (
@@ -202,10 +200,10 @@ def test_runs_are_found_by_what_is_known_of_them(
 
 
 def test_a_run_is_measured_by_those_of_its_model_rows_and_bar(
-    services: PlatformServices, member: Member, source: PlatformSource, clock: ManualClock
+    world: World, member: Member, source: PlatformSource, clock: ManualClock
 ) -> None:
     def selection(limit: int | None, **more: Any) -> dict[str, Any]:
-        return run_row(services, member, "any")["selection"] | {"limit": limit} | more
+        return run_row(world, member, "any")["selection"] | {"limit": limit} | more
 
     def asked(**settings: Any) -> dict[str, Any]:
         return {"evaluation_config": {"limit": 3, **settings}}
@@ -224,7 +222,7 @@ def test_a_run_is_measured_by_those_of_its_model_rows_and_bar(
         "bar-again": {"request": asked(pass_threshold=0.5)},
     }
     for passed, (name, changes) in enumerate(runs.items()):
-        add_run(services, member, name, results={"score": 0.5, "graded": 16, "passed": passed}, **changes)
+        add_run(world, member, name, results={"score": 0.5, "graded": 16, "passed": passed}, **changes)
         clock.advance(60)
     before = {name: source.run("eval", name).previous for name in runs}
     assert {name: run.name for name, run in before.items() if run is not None} == {
@@ -243,12 +241,8 @@ def test_a_run_is_measured_by_those_of_its_model_rows_and_bar(
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformPlace]:
     home = tmp_path_factory.mktemp("contract") / "platform"
-    with platform_database(home) as url:
-        services = PlatformServices(
-            PlatformConfig(home=home, database_url=url, port=8735), clock=ManualClock()
-        )
-        yield PlatformPlace(services, World(services).member())
-        services.db.dispose()
+    with platform_database(home) as url, World.opened(home, url, ManualClock(), port=8735) as world:
+        yield PlatformPlace(world, world.member())
 
 
 class TestPlatformSource(SourceContract):
@@ -257,11 +251,11 @@ class TestPlatformSource(SourceContract):
         return shared
 
 
-def find_letters(place: PlatformPlace, services: PlatformServices, member: Member) -> None:
+def find_letters(place: PlatformPlace, world: World, member: Member) -> None:
     """Look for text in samples and in the list of runs."""
     SourceContract().test_text_filter_ignores_case(place)
     for name, model in (("one", "openai/Äpfel"), ("two", "openai/Привет_1"), ("three", "openai/apfel")):
-        add_run(services, member, name, model_path=model)
+        add_run(world, member, name, model_path=model)
     found = {text: place.source.runs(RunQuery(text=text), limit=5).items for text in ("/äPFEL", "ПРИВЕТ_")}
     assert {text: [run.name for run in runs] for text, runs in found.items()} == {
         "/äPFEL": ["one"],
@@ -271,28 +265,29 @@ def find_letters(place: PlatformPlace, services: PlatformServices, member: Membe
 
 def test_text_is_found_whatever_its_case_on_postgresql(tmp_path: Path) -> None:
     """As far as its database's locale knows letters, which the locale C does not."""
-    with postgres_database("TEMPLATE template0 LOCALE_PROVIDER builtin BUILTIN_LOCALE 'C.UTF-8'") as url:
-        config = PlatformConfig(home=tmp_path / "platform", database_url=url, port=8736)
-        services = PlatformServices(config, clock=ManualClock())
-        member = World(services).member()
-        find_letters(PlatformPlace(services, member), services, member)
-        services.db.dispose()
+    options = "TEMPLATE template0 LOCALE_PROVIDER builtin BUILTIN_LOCALE 'C.UTF-8'"
+    with (
+        postgres_database(options) as url,
+        World.opened(tmp_path / "platform", url, ManualClock(), port=8736) as world,
+    ):
+        member = world.member()
+        find_letters(PlatformPlace(world, member), world, member)
 
 
 def test_a_run_is_cut_by_a_column_of_its_dataset_while_that_is_the_one_it_used(
     source: PlatformSource,
-    services: PlatformServices,
+    world: World,
     member: Member,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     rows = [{"user_prompt": "?", "ground_truth": "1", "level": level} for level in ("easy", "hard", "easy")]
-    used = add_dataset(services, member, "sums", rows=rows)
+    used = add_dataset(world, member, "sums", rows=rows)
     known = {"dataset_name": "sums", "selection": {"sha256": used.sha256}}
-    run = add_run(services, member, "cut", **known)
+    run = add_run(world, member, "cut", **known)
     samples = [{"row": row, "attempt": 0, "reward": float(row == 1)} for row in range(3)]
-    add_samples(services, run, samples)
+    add_samples(world, run, samples)
 
     def by_level() -> list[tuple[str | None, int]]:
         return [(each.value, each.rows) for each in run_slices(source.run_samples(["cut"])[0], ["level"])]
@@ -305,7 +300,7 @@ def test_a_run_is_cut_by_a_column_of_its_dataset_while_that_is_the_one_it_used(
     monkeypatch.setattr("osmosis_ai.platform.viewer.source.LARGEST_DATASET_BYTES", used.file_size - 1)
     with pytest.raises(OsmosisError, match="too large to be read for a page"):
         by_level()
-    with services.db.transaction() as session:
+    with world.services.db.transaction() as session:
         session.merge(used).sha256 = "ab" * 32
     with pytest.raises(OsmosisError, match="not there any more, or another one by now"):
         by_level()

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from osmosis_ai.platform.app import create_worker_app
-from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.worker.client import WorkerClient
+from tests.platform.conftest import World
 from tests.platform.runs.conftest import code, member, rows
 from tests.platform.worker.fake_platform import FakePlatform, Switch, serving
 
@@ -43,9 +43,9 @@ def worker_client(port: str, platform: FakePlatform) -> Iterator[WorkerClient]:
 
 
 @pytest.fixture
-def real(port: str, switch: Switch, services: PlatformServices) -> Iterator[WorkerClient]:
+def real(port: str, switch: Switch, world: World) -> Iterator[WorkerClient]:
     """A client of the real platform."""
-    switch.app = create_worker_app(services)
-    made = WorkerClient(port, services.worker_access.local_token)
+    switch.app = create_worker_app(world.services)
+    made = WorkerClient(port, world.services.worker_access.local_token)
     yield made
     made.close()

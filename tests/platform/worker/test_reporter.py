@@ -21,7 +21,6 @@ from osmosis_ai.evaluation.attempt_files import conversation_line
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.platform.clock import Clock, SystemClock
 from osmosis_ai.platform.log_lines import LogLine
-from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.worker import reporter
 from osmosis_ai.platform.worker.client import (
     CredentialRefusedError,
@@ -32,7 +31,7 @@ from osmosis_ai.platform.worker.client import (
 from osmosis_ai.platform.worker.reporter import Event, Reporter
 from osmosis_ai.redaction import Redactor
 from tests.evaluation.builders import record
-from tests.platform.conftest import ManualClock
+from tests.platform.conftest import ManualClock, World
 from tests.platform.evaluations import wait_until
 from tests.platform.fake_worker import EVALS, FakeWorker, downloaded, file_url
 from tests.platform.worker.fake_platform import OFFSET_AT_7, FakePlatform, assignment, refusal
@@ -99,12 +98,12 @@ class Reporting:
 class Run(Reporting):
     """A run of 100 rows on the real platform."""
 
-    def __init__(self, api: TestClient, services: PlatformServices, client: WorkerClient, path: Path) -> None:
-        self.api, self.services = api, services
+    def __init__(self, api: TestClient, world: World, client: WorkerClient, path: Path) -> None:
+        self.api, self.world = api, world
         settings = {"limit": 100, "n": 1, "batch_size": 4}
         self.id: str = EVALS.taken(api, evaluation_config=settings)["id"]
-        self.worker = FakeWorker.claims(services)
-        super().__init__(client, self.worker.assignment, path, services.clock)
+        self.worker = FakeWorker.claims(world)
+        super().__init__(client, self.worker.assignment, path, world.services.clock)
 
     def read(self, path: str) -> bytes | None:
         return downloaded(self.api, self.id, path) if file_url(self.api, self.id, path) else None
@@ -119,8 +118,8 @@ class Run(Reporting):
 
 
 @pytest.fixture
-def run(api: TestClient, services: PlatformServices, real: WorkerClient, tmp_path: Path) -> Run:
-    return Run(api, services, real, tmp_path)
+def run(api: TestClient, world: World, real: WorkerClient, tmp_path: Path) -> Run:
+    return Run(api, world, real, tmp_path)
 
 
 @pytest.fixture
@@ -188,7 +187,7 @@ def test_conversations_are_sent_again_when_they_change(run: Run, monkeypatch: py
     ]
     assert all(request.journal is None for _, request in run.exchanges)
     run.finish(20)
-    monkeypatch.setattr(run.services.queue.uploads, "most_bytes", 1)
+    monkeypatch.setattr(run.world.services.queue.uploads, "most_bytes", 1)
     run.converse(0, {"said": "".join(map(str, range(50_000)))})
     run.reporter.flush()
     assert run.rows[-1] == 20, "a conversation that cannot be stored stops nothing"
@@ -240,8 +239,8 @@ def test_an_upload_that_the_platform_has_lost_is_sent_again(run: Run) -> None:
     def lost(shard_id: str, lease: Any, request: SyncRequest, **options: Any) -> SyncReply:
         if request.sent:
             run._sync = sync
-            for upload, _ in run.services.blobs.unfinished_uploads():
-                run.services.blobs.abort_upload(upload)
+            for upload, _ in run.world.services.blobs.unfinished_uploads():
+                run.world.services.blobs.abort_upload(upload)
         return sync(shard_id, lease, request, **options)
 
     run._sync = lost
@@ -256,7 +255,7 @@ def test_an_upload_that_the_platform_has_lost_is_sent_again(run: Run) -> None:
 
 
 def test_a_run_at_its_upload_limit_continues_without_files(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run.services.queue.uploads, "most_bytes", 1)
+    monkeypatch.setattr(run.world.services.queue.uploads, "most_bytes", 1)
     for row in (0, 1):
         run.finish(row, artifacts={"a.txt": b"an artifact"})
     run.reporter.flush()

@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.platform.db.tables import DbDataset, DbRun
-from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.platform.worker.client import WorkerClient
 from osmosis_ai.platform.worker.process import WorkerExit, WorkingDirectory
@@ -46,7 +44,7 @@ from osmosis_ai.training.runs.run_directory import TrainingDirectory, Validation
 from osmosis_ai.training.runs.spec import TrainingSpec
 from osmosis_ai.training.runs.trainer import TrainingSummary
 from tests.lazily import needs
-from tests.platform.conftest import Member
+from tests.platform.conftest import Member, World
 from tests.platform.evaluations import add_dataset
 from tests.platform.fake_worker import TRAININGS, FakeWorker, settle
 from tests.training.samples import write_checkpoint
@@ -119,10 +117,10 @@ class Machine:
     """One training run and the workers that come for it."""
 
     def __init__(
-        self, api: TestClient, services: PlatformServices, client: WorkerClient, patch: pytest.MonkeyPatch
+        self, api: TestClient, world: World, client: WorkerClient, patch: pytest.MonkeyPatch
     ) -> None:
-        self.api, self.services, self.client, self.patch = api, services, client, patch
-        self.config = services.config
+        self.api, self.world, self.client, self.patch = api, world, client, patch
+        self.config = world.services.config
         patch.setattr(trainer, "Trainer", FakeTrainer)
 
     def submit(self, **changes: Any) -> Machine:
@@ -132,16 +130,16 @@ class Machine:
 
     def move(self, home: Path) -> None:
         """Let the next workers be on another machine."""
-        self.config = replace(self.services.config, home=home)
+        self.config = replace(self.world.services.config, home=home)
         self.config.prepare_home()
 
     def work(self, train: Callable[[FakeTrainer], StopReason], *, must_stop: bool = False) -> ShardEnd:
         """Let a worker execute the run once, and release it."""
         self.patch.setattr(FakeTrainer, "train", train, raising=False)
-        self.owner = FakeWorker.claims(self.services, run_id=self.id)
+        self.owner = FakeWorker.claims(self.world, run_id=self.id)
         self.directory = WorkingDirectory(self.config.runs_dir, self.owner.shard_id)
         self.directory.create()
-        assigned, clock = self.owner.assignment, self.services.clock
+        assigned, clock = self.owner.assignment, self.world.services.clock
         self.reporter = Reporter(self.client, assigned, clock, lambda _: None)
         self.interrupt = Interrupt()
         work = TrainingWork(self.config, self.reporter, self.directory)
@@ -187,10 +185,8 @@ def stops_at(step: int) -> Callable[[FakeTrainer], StopReason]:
 
 
 @pytest.fixture
-def machine(
-    api: TestClient, services: PlatformServices, real: WorkerClient, monkeypatch: pytest.MonkeyPatch
-) -> Machine:
-    return Machine(api, services, real, monkeypatch)
+def machine(api: TestClient, world: World, real: WorkerClient, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(api, world, real, monkeypatch)
 
 
 def test_run_moves_between_machines(machine: Machine, tmp_path: Path) -> None:
@@ -210,10 +206,8 @@ def test_run_moves_between_machines(machine: Machine, tmp_path: Path) -> None:
     assert machine.checkpoints() == [5, 8]
 
 
-def test_validation_dataset(
-    machine: Machine, services: PlatformServices, member: Member, tmp_path: Path
-) -> None:
-    held = add_dataset(services, member, "held", rows=[{"user_prompt": "9 * 9?", "ground_truth": "81"}])
+def test_validation_dataset(machine: Machine, world: World, member: Member, tmp_path: Path) -> None:
+    held = add_dataset(world, member, "held", rows=[{"user_prompt": "9 * 9?", "ground_truth": "81"}])
     machine.submit(advanced_config={"validation_dataset": "held", "validation_attempts": 3})
     read = []
 
@@ -224,7 +218,7 @@ def test_validation_dataset(
         return stops_at(7)(fake)
 
     machine.work(train)
-    with services.db.transaction() as session:
+    with world.services.db.transaction() as session:
         session.delete(session.get_one(DbDataset, held.id))
     machine.work(train)  # this machine has its own copy
     assert read == [(3, b'{"user_prompt": "9 * 9?", "ground_truth": "81"}\n')] * 2
@@ -235,8 +229,8 @@ def test_validation_dataset(
 
 def test_damaged_archive(machine: Machine, tmp_path: Path) -> None:
     machine.submit().work(stops_at(7))
-    (key,) = machine.services.blobs.keys(f"runs/{machine.id}/resume")
-    machine.services.blobs.put(key, BytesIO(b"something else"))
+    (key,) = machine.world.stored(f"runs/{machine.id}/resume")
+    machine.world.store(key, b"something else")
     machine.move(tmp_path / "elsewhere")
     with pytest.raises(OsmosisError):
         machine.work(finishes)
@@ -316,8 +310,8 @@ def test_last_checkpoint_is_kept_if_the_run_ends(
 
 def test_stopped_run_reports_the_steps_of_a_killed_worker(machine: Machine) -> None:
     machine.submit()
-    settle(machine.services)
-    shard = FakeWorker.claims(machine.services, run_id=machine.id)
+    settle(machine.world)
+    shard = FakeWorker.claims(machine.world, run_id=machine.id)
     shard.releases()
     directory = WorkingDirectory(machine.config.runs_dir, shard.shard_id).training
     directory.checkpoints.mkdir(parents=True)
@@ -327,7 +321,7 @@ def test_stopped_run_reports_the_steps_of_a_killed_worker(machine: Machine) -> N
     Manifest("training", {}, {}).write(directory.manifest)
     assert machine.work(lambda _: pytest.fail("it trains"), must_stop=True) == ReleaseRequest()
     assert (machine.steps(), machine.checkpoints()) == ([1, 2], [2])
-    assert any(machine.services.blobs.keys(f"runs/{machine.id}/resume"))
+    assert any(machine.world.stored(f"runs/{machine.id}/resume"))
 
 
 def test_lost_learner_process_ends_the_worker(machine: Machine) -> None:
@@ -372,14 +366,12 @@ def test_trainer_arguments(machine: Machine, monkeypatch: pytest.MonkeyPatch) ->
     assert "the agent printed [REDACTED]" in machine.log
 
 
-def test_newest_complete_validation_is_kept_without_secrets(
-    machine: Machine, services: PlatformServices
-) -> None:
+def test_newest_complete_validation_is_kept_without_secrets(machine: Machine, world: World) -> None:
     given = {"AGENT_KEY": "canary-7291"}
     machine.submit(secrets={"required": list(given), "provided": given})
-    with services.db.session() as session:
+    with world.services.db.session() as session:
         workspace_id = session.get_one(DbRun, machine.id).workspace_id
-    source = PlatformSource(services, workspace_id)
+    source = PlatformSource(world.services, workspace_id)
 
     def validates(step: int) -> Callable[[FakeTrainer], StopReason]:
         def train(fake: FakeTrainer) -> StopReason:
@@ -405,7 +397,7 @@ def test_newest_complete_validation_is_kept_without_secrets(
     machine.work(stops_at(0))
     second = source.validation(machine.name)
     assert second is not None and second.step == 4
-    keys = services.blobs.keys(f"runs/{machine.id}/validation")
+    keys = world.stored(f"runs/{machine.id}/validation")
     assert {key.split("/")[3].partition("-")[0] for key in keys} == {"4"}
 
 

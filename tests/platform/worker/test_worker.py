@@ -22,7 +22,6 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import DatabaseBusyError
 from osmosis_ai.platform.runs.run_store import STOPPING
-from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.worker import reporter, worker
 from osmosis_ai.platform.worker.client import StoreAwayError, StoredBytesError, WorkerClient
 from osmosis_ai.platform.worker.evaluation import EvalWork
@@ -36,6 +35,7 @@ from osmosis_ai.platform.worker.work import Interrupt, RunContainment, ShardEnd
 from osmosis_ai.platform.worker.worker import Worker
 from osmosis_ai.processes.child_process import ChildProcess
 from tests.evaluation.builders import record
+from tests.platform.conftest import World
 from tests.platform.evaluations import wait_until
 from tests.platform.fake_worker import EVALS, GPU, TRAININGS, FakeWorker, journal_of
 from tests.platform.worker.fake_platform import Asked, FakePlatform, assignment, refusal
@@ -89,18 +89,18 @@ class Claimed(Work):
     """The worker of a shard of the real platform."""
 
     def __init__(
-        self, api: TestClient, services: PlatformServices, client: WorkerClient, patch: pytest.MonkeyPatch
+        self, api: TestClient, world: World, client: WorkerClient, patch: pytest.MonkeyPatch
     ) -> None:
-        self.api, self.services, self.client, self.patch = api, services, client, patch
+        self.api, self.world, self.client, self.patch = api, world, client, patch
 
     def claim(self, kind: str = "eval", pool: str | None = None) -> Claimed:
         config = {} if pool is None else {"advanced_config": GPU}
         (EVALS if kind == "eval" else TRAININGS).taken(self.api, **config)
-        return self.continues(FakeWorker.claims(self.services, pool))
+        return self.continues(FakeWorker.claims(self.world, pool))
 
     def continues(self, owner: FakeWorker) -> Claimed:
         self.owner = owner
-        super().__init__(self.client, owner.assignment, self.services.config, self.patch)
+        super().__init__(self.client, owner.assignment, self.world.services.config, self.patch)
         return self
 
     @property
@@ -111,10 +111,8 @@ class Claimed(Work):
 
 
 @pytest.fixture
-def claimed(
-    api: TestClient, services: PlatformServices, real: WorkerClient, monkeypatch: pytest.MonkeyPatch
-) -> Claimed:
-    return Claimed(api, services, real, monkeypatch)
+def claimed(api: TestClient, world: World, real: WorkerClient, monkeypatch: pytest.MonkeyPatch) -> Claimed:
+    return Claimed(api, world, real, monkeypatch)
 
 
 def until_interrupted(interrupt: Interrupt) -> ShardEnd:
@@ -336,10 +334,10 @@ def test_the_local_journal_is_continued_if_it_begins_with_the_platforms(
     claimed: Claimed, tmp_path: Path, own: Any, kept: str | None, fetched: bool
 ) -> None:
     EVALS.taken(claimed.api, evaluation_config={"limit": 10, "n": 1})
-    earlier = FakeWorker.claims(claimed.services)
+    earlier = FakeWorker.claims(claimed.world)
     earlier.records(3)
     earlier.releases()
-    claimed.continues(FakeWorker.claims(claimed.services))
+    claimed.continues(FakeWorker.claims(claimed.world))
     events = claimed.directory.evaluation(earlier.assignment.run.name).events
     events.parent.mkdir(parents=True)
     stored, written = earlier.journal, b""

@@ -20,7 +20,7 @@ from osmosis_ai.sandbox.isolation import SandboxCapability, check_sandbox
 from tests.cli.conftest import Cli
 from tests.cli.eval_world import CONFIG, World
 from tests.cli.maze import Maze
-from tests.cli.outcome import Outcome
+from tests.cli.outcome import Outcome, TerminalInput
 from tests.decisions.builders import write_journalled_run
 from tests.evaluation.rollouts import agent_with, write_rollout, write_rows
 from tests.full_disk import limit_files
@@ -330,6 +330,18 @@ def test_isolation_conflicts(cli: Cli, filled: Path, monkeypatch: pytest.MonkeyP
     assert "--network" not in asked(cli, "--network", "none")["notes"][0]
     (filled / CONFIG).write_text(MINIMAL_EVAL.replace('"main.py"', '"server://127.0.0.1:9000"'))
     assert "127.0.0.1:9000 cannot be sandboxed on this machine" in refused(cli, "--isolate")["message"]
+
+
+@pytest.mark.parametrize(("typed", "status", "said"), [(None, 0, "Cancelled."), ("", 1, "MY_KEY is not set")])
+def test_no_answer_to_the_question_for_a_secret(
+    cli: Cli, filled: Path, monkeypatch: pytest.MonkeyPatch, typed: str | None, status: int, said: str
+) -> None:
+    (filled / CONFIG).write_text(MINIMAL_EVAL.replace("required = []", 'required = ["MY_KEY"]'))
+    monkeypatch.setattr("sys.stdin", TerminalInput())
+    monkeypatch.setattr("osmosis_ai.cli.output.context.OutputContext.ask_hidden", lambda *_: typed)
+    outcome = cli("eval", "run", CONFIG, "--yes")
+    assert outcome.status == status
+    assert said in outcome.out + outcome.err
 
 
 def test_isolation_unavailable(cli: Cli, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from osmosis_ai.cli.application import current_env_file, environment_with_file
 from osmosis_ai.cli.connection import platform_context, platform_when_needed
 from osmosis_ai.cli.graceful_stop import GracefulStop
 from osmosis_ai.cli.output import formats
-from osmosis_ai.cli.output.context import OutputContext, current
+from osmosis_ai.cli.output.context import Declined, OutputContext, current
 from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.results import (
     Block,
@@ -822,11 +821,18 @@ class LiveRun(GracefulStop, RunHooks):
 
     def resolve_secrets(self, names: Sequence[str]) -> dict[str, str]:
         """Read secrets from the secrets file, the environment, the `.env` file, or a prompt."""
-        stream = self._output.stderr
-        ask = (lambda name: getpass.getpass(f"{name}: ", stream=stream)) if self._output.interactive else None
         given = self._prepared.request.secret_values or {}
         file = current_env_file()
-        found = find_secret_values(names, given=given, environ=environment_with_file(), ask=ask)
+        found = find_secret_values(names, given=given, environ=environment_with_file(), ask=self._ask)
         if file is not None:
             file.refuse_foreign_keys({**os.environ, **found})
         return found
+
+    def _ask(self, name: str) -> str | None:
+        """Ask for a secret on a terminal; return None without one."""
+        if not self._output.interactive:
+            return None
+        typed = self._output.ask_hidden(name)
+        if typed is None:
+            raise Declined(name)
+        return typed

@@ -209,19 +209,16 @@ def find_secret_values(
     *,
     given: Mapping[str, str],
     environ: Mapping[str, str],
-    ask: Callable[[str], str] | None = None,
+    ask: Callable[[str], str | None],
 ) -> dict[str, str]:
     """Return a value for every name: from ``given``, else ``environ``, else by asking."""
-    found = {name: value for name in names if (value := given.get(name) or environ.get(name))}
-    missing = [name for name in names if name not in found]
-    if missing and ask is None:
+    found = {name: value for name in names if (value := given.get(name) or environ.get(name) or ask(name))}
+    if missing := [name for name in names if name not in found]:
         raise InteractiveRequiredError(
             f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set (required by [secrets].required).",
             details={"missing": missing, "flags": ["--secrets-file"]},
             hint=f"export {missing[0]}=…, or pass '--secrets-file'; secrets stored on a platform are not used here",
         )
-    if ask is not None:
-        found.update({name: ask(name) for name in missing})
     return found
 
 

@@ -316,6 +316,7 @@ def assert_flat_error(response: Any, status: int, code: str) -> dict[str, Any]:
     body: dict[str, Any] = response.json()
     assert body["code"] == code
     assert isinstance(body["error"], str) and body["error"]
+    assert "key" not in body, "clients read the name of a wrong argument from `field`"
     return body
 
 

@@ -109,6 +109,7 @@ def test_an_unknown_branch_is_not_found_with_a_suggestion(api: TestClient, repos
 
     error = assert_flat_error(api.get(PATH, params={"branch": "experimnet"}), 404, "NOT_FOUND")
     assert "there is no branch 'experimnet' in fern/agents; did you mean experiment?" in error["error"]
+    assert error["field"] == "experiment.branch"
     for branch in ("--upload-pack=id", "../x", "main^", "ä" * 255):
         assert_flat_error(api.get(PATH, params={"branch": branch}), 404, "NOT_FOUND")
     assert_flat_error(api.get(PATH, params={"branch": "x" * 300}), 400, "VALIDATION_FAILED")

@@ -38,7 +38,7 @@ def _listed(api: TestClient, **query: Any) -> list[tuple[str, str]]:
 
 
 def test_a_secret_cannot_have_the_name_of_the_login_token(api: TestClient, member: Member) -> None:
-    assert_flat_error(_set(api, "OSMOSIS_TOKEN"), 400, "VALIDATION")
+    assert assert_flat_error(_set(api, "OSMOSIS_TOKEN"), 400, "VALIDATION")["field"] == "name"
     assert _listed(api) == []
 
 

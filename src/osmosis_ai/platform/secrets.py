@@ -93,7 +93,7 @@ class SecretStore:
         """Store a secret, or replace its value."""
         _check_name(name)
         if name == LOGIN_TOKEN:
-            raise OsmosisError(f"the name of a secret is reserved: {name}.", details={"key": "name"})
+            raise OsmosisError(f"the name of a secret is reserved: {name}.", details={"field": "name"})
         plaintext = _checked_value(value)
         try:
             return self._put(workspace_id, user_id, name, plaintext, scope)
@@ -159,7 +159,7 @@ def _check_name(name: str) -> None:
         raise OsmosisError(
             f"the name of a secret must match ^{SECRET_NAME.pattern}$ and have at most "
             f"{LONGEST_SECRET_NAME} characters.",
-            details={"key": "name"},
+            details={"field": "name"},
         )
 
 

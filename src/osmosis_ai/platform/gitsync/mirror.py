@@ -64,7 +64,7 @@ class RevisionError(OsmosisError):
         suggestion: str | None = None,
         hint: str | None = None,
     ) -> None:
-        super().__init__(message, code=code, details={"key": f"experiment.{field}"}, hint=hint)
+        super().__init__(message, code=code, details={"field": f"experiment.{field}"}, hint=hint)
         self.field = field
         self.suggestion = suggestion
 

@@ -303,7 +303,7 @@ def parse_types(text: str | None) -> tuple[str, ...]:
     if unknown := sorted({name for name in named if name not in TYPES}):
         raise OsmosisError(
             f"there are no files of the type '{unknown[0][:40]}'; the types are {', '.join(TYPES)}.",
-            details={"key": "types"},
+            details={"field": "types"},
         )
     return tuple(dict.fromkeys(named))
 

@@ -152,7 +152,7 @@ def _check_versions(start: EvalImportStart) -> None:
         if known is not None and _number(version) > _number(known):
             raise OsmosisError(
                 f"this run is of a newer format than this platform reads: `{name}` is {str(version)[:40]}, known is {known}.",
-                details={"key": name},
+                details={"field": name},
                 hint="upgrade the platform",
             )
 
@@ -213,7 +213,7 @@ def _check_files(files: list[ImportFile]) -> None:
 
 
 def _refused(what: str, field: str) -> OsmosisError:
-    return OsmosisError(f"this run cannot be uploaded: {what}.", details={"key": field})
+    return OsmosisError(f"this run cannot be uploaded: {what}.", details={"field": field})
 
 
 # -- the run -----------------------------------------------------------------------------------------

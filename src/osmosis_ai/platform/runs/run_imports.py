@@ -90,7 +90,7 @@ class EvalImportStore:
     ) -> list[ImportUpload]:
         """Return upload URLs for the missing files of ``paths``."""
         if not 1 <= len(paths) <= LARGEST_BATCH:
-            raise OsmosisError(f"`paths` takes 1 to {LARGEST_BATCH} files.", details={"key": "paths"})
+            raise OsmosisError(f"`paths` takes 1 to {LARGEST_BATCH} files.", details={"field": "paths"})
         missing = [file for file in self._files(workspace_id, session_id, paths) if not file.is_stored]
         begun = [(file, *self._open_upload(file)) for file in missing]
         noted, surplus = [], []

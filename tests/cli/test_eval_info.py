@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import os
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,9 @@ def test_hint_about_an_unknown_run(maze: Maze, local: Path, missing: str) -> Non
         error = maze.osmosis("eval", verb, "unheard-of", "--json").error
         assert (error["code"], error["message"]) == ("NOT_FOUND", "Run 'unheard-of' not found.")
         assert error["hint"] == f"latest local runs: good; all: osmosis eval list{platform}"
+    shutil.rmtree(local)
+    error = maze.osmosis("eval", "info", "unheard-of", "--json").error
+    assert error["code"] == ("AUTH_REQUIRED" if missing == "login" else "NOT_FOUND")
 
 
 def test_list_plain_with_local_runs(maze: Maze, local: Path) -> None:

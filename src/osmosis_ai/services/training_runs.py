@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from osmosis_ai.api.capabilities import Capability
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.models import training_runs as wire
+from osmosis_ai.api.models.runs import Run
 from osmosis_ai.api.paging import iterate_samples
 from osmosis_ai.config.issues import nearest
 from osmosis_ai.config.training import DEFAULT_IMPORTANCE_CAP, TrainingSettings
@@ -280,16 +281,6 @@ def run_summary(run: wire.TrainingRun) -> dict[str, Any]:
     return known
 
 
-_FIELDS = {
-    "id",
-    "name",
-    "status",
-    "creator_name",
-    "creator_email",
-    "created_at",
-    "started_at",
-    "completed_at",
-}
 _OPTIONAL = {"platform_url", "current_step", "total_steps", "reward", "error", "waits"}
 
 
@@ -297,7 +288,7 @@ def _own_fields(
     run: wire.TrainingRun, names: Sequence[tuple[str | None, str | None] | None]
 ) -> dict[str, Any]:
     """Return a run's fields, and id and name of its model, dataset and rollout."""
-    fields = run.model_dump(mode="json", include=_FIELDS)
+    fields = run.model_dump(mode="json", include=Run.model_fields.keys() - _OPTIONAL)
     for what, name in zip(("model", "dataset", "rollout"), names, strict=True):
         fields[f"{what}_id"], fields[f"{what}_name"] = name or (None, None)
     return fields | run.model_dump(mode="json", include=_OPTIONAL, exclude_none=True)

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -24,7 +25,7 @@ from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.results import DetailResult, ListResult, OperationResult, Row, StreamResult, Table
 from osmosis_ai.cli.root import CLASSIC_EVAL, CLASSIC_USAGE
 from osmosis_ai.cli.rubrics import rubric
-from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.ui.numbers import amount
 
 if TYPE_CHECKING:
@@ -337,18 +338,10 @@ def watch(
     Examples:
         osmosis eval watch amber-otter-42
     """
-    from osmosis_ai.cli.eval_runs.view import refused
-    from osmosis_ai.services.eval_runs.resolver import find_local_run, name_elsewhere
+    from osmosis_ai.cli.eval_runs.view import local_run_first
 
-    try:
-        directory = find_local_run(run)
-    except NotFoundError as missing:
-        name = name_elsewhere(run, missing)
-        try:
-            return _view().watch(name)
-        except OsmosisError as error:
-            raise refused(run, missing, error) from None
-    return _watch_local(run, directory)
+    local = partial(_watch_local, run)
+    return local_run_first(run, local=local, remote=_view().watch, downloads=False)
 
 
 def _watch_local(run: str, directory: Path) -> OperationResult:
@@ -726,30 +719,25 @@ def export(
 
 def _directory(run: str, *, yes: bool) -> Path:
     """Return the directory of a local or downloaded run; a run of the platform is downloaded first."""
-    from osmosis_ai.cli.eval_runs.view import refused
+    from osmosis_ai.cli.eval_runs.view import local_run_first
     from osmosis_ai.cli.runs import fetch_files
     from osmosis_ai.services.eval_runs.export import needed_types
-    from osmosis_ai.services.eval_runs.resolver import find_local_run, name_elsewhere
     from osmosis_ai.services.runs.lifecycle import get_evaluation
 
-    try:
-        return find_local_run(run, downloads=True)
-    except NotFoundError as missing:
-        name = name_elsewhere(run, missing)
-        try:
-            with platform_context() as context:
-                outcome = fetch_files(
-                    context, lambda client: (get_evaluation(client, name).run, needed_types(client)), yes=yes
-                )
-        except OsmosisError as error:
-            raise refused(run, missing, error) from None
-    if outcome.failures:
-        raise OsmosisError(
-            f"{amount(len(outcome.failures), 'file')} of '{name}' could not be downloaded: {outcome.failures[0].path} "
-            f"{outcome.failures[0].error}.",
-            hint=f"run `osmosis eval download {name}`, then export again",
-        )
-    return outcome.plan.directory
+    def fetched(name: str) -> Path:
+        with platform_context() as context:
+            outcome = fetch_files(
+                context, lambda client: (get_evaluation(client, name).run, needed_types(client)), yes=yes
+            )
+        if outcome.failures:
+            raise OsmosisError(
+                f"{amount(len(outcome.failures), 'file')} of '{name}' could not be downloaded: "
+                f"{outcome.failures[0].path} {outcome.failures[0].error}.",
+                hint=f"run `osmosis eval download {name}`, then export again",
+            )
+        return outcome.plan.directory
+
+    return local_run_first(run, local=lambda directory: directory, remote=fetched)
 
 
 app.command("run")(run)

@@ -41,6 +41,7 @@ from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks, RunSummary
 from osmosis_ai.evaluation.manifest import RunPlan
 from osmosis_ai.evaluation.metrics import Estimates, RunScore
 from osmosis_ai.evaluation.run_log import LogEvent
+from osmosis_ai.services.context import find_checkout_if_any
 from osmosis_ai.services.downloaded_runs import fetching, is_download, is_downloaded_run
 from osmosis_ai.services.eval_runs import info, local_runs, resolver
 from osmosis_ai.services.eval_runs.info import DescribedEvaluation, EvaluationLook
@@ -551,14 +552,17 @@ _COLUMNS = (
 
 
 def local_run_first(
-    run: str, *, local: Callable[[Path], ResultT], remote: Callable[[str], ResultT]
+    run: str, *, local: Callable[[Path], ResultT], remote: Callable[[str], ResultT], downloads: bool = True
 ) -> ResultT:
-    """Return the result for the local run of this name, otherwise for the platform's."""
+    """Return the result for the local run of this name, otherwise for the platform's.
+
+    With ``downloads``, a downloaded run is a local run.
+    """
     named = resolver.named_on_platform(run)
     if named is not None:
         return remote(named)
     try:
-        directory = resolver.find_local_run(run, downloads=True)
+        directory = resolver.find_local_run(run, downloads=downloads)
     except WorkspaceRequiredError:
         return remote(run)
     except NotFoundError as missing:
@@ -566,24 +570,12 @@ def local_run_first(
         try:
             return remote(name)
         except OsmosisError as error:
-            if not resolver.local_names():
+            # Without a Git origin, no platform can have the run.
+            has_origin = find_checkout_if_any() is not None
+            if has_origin and (error.code == "VALIDATION" or not resolver.local_names()):
                 raise
-            raise refused(run, missing, error) from None
+            raise resolver.run_not_found(run, missing, error) from None
     return local(directory)
-
-
-def refused(run: str, missing: NotFoundError, error: OsmosisError) -> OsmosisError:
-    """Return the platform's refusal of a run that only it can have, otherwise that the run is nowhere."""
-    if resolver.named_on_platform(run) is not None:
-        return error
-    if error.code == "VALIDATION":
-        try:
-            with platform_context():
-                # A Git origin and a login exist, so they are not the cause.
-                return error
-        except OsmosisError:
-            pass
-    return resolver.run_not_found(run, missing, error)
 
 
 def with_local_runs(

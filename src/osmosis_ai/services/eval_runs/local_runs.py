@@ -154,7 +154,7 @@ def local_item(entry: RunEntry, directory: Path | None = None) -> dict[str, Any]
     """Return a local run's JSON, with the keys of a platform's run."""
     headline = entry.headline
     moments = {"started_at": entry.started_at, "completed_at": entry.ended_at}
-    same = (
+    same = [
         "id",
         "name",
         "status",
@@ -166,7 +166,7 @@ def local_item(entry: RunEntry, directory: Path | None = None) -> dict[str, Any]
         "dirty",
         "cost_usd",
         "duration_s",
-    )
+    ]
     return {
         **{name: getattr(entry, name) for name in same},
         **{name: wire_time(moment) if moment is not None else None for name, moment in moments.items()},

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote

@@ -136,6 +136,18 @@ def test_info_missing_fields(maze: Maze, detail: dict[str, Any]) -> None:
     assert "has no metrics.json" in maze.osmosis("eval", "info", "x").err
 
 
+def test_info_unknown_pass_count_is_not_zero(maze: Maze) -> None:
+    maze.get("/eval-runs/amber-otter-42").respond(
+        json={**run("finished"), "results": {"graded": 8, "failed": 1, "total_runs": 9}}
+    )
+    maze.get("/eval-runs/er_8/metrics").respond(404, json={"error": "none"})
+    headline = maze.osmosis("eval", "info", "amber-otter-42", "--json").data["headline"]
+    assert headline["brief"].startswith("pass rate unknown, 8 of 9 planned scored, failed 1")
+    assert headline["words"].startswith(
+        "pass rate – (reward >= 1.0, scored attempts only); scored 8 of 9 planned"
+    )
+
+
 def test_info_metrics_unavailable(maze: Maze) -> None:
     maze.get("/eval-runs/x").respond(json=DETAIL)
     metrics = maze.get("/eval-runs/er_8/metrics").respond(500, json={"error": "broken"})

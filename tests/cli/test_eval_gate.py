@@ -10,11 +10,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import msgspec
 import pytest
 
-from osmosis_ai.controller.record import TerminalRecord
-from osmosis_ai.rubric.agreement import AgreementReport, SessionCounts
 from tests.cli.eval_replies import offer_run
 from tests.cli.maze import Maze
 from tests.cli.outcome import Outcome
@@ -62,9 +59,9 @@ def write(maze: Maze, name: str, rewards: Rewards, **inputs: Any) -> Path:
     )
 
 
-def rewrite_journal(directory: Path, change: Callable[[int, int], TerminalRecord], rows: int, n: int) -> None:
-    lines = [change(row, attempt) for row in range(rows) for attempt in range(n)]
-    (directory / "events.jsonl").write_bytes(journal_of(lines))
+def rewrite_journal(directory: Path, change: Callable[[int, int], Any], rows: int, n: int) -> None:
+    records = [change(row, attempt) for row in range(rows) for attempt in range(n)]
+    (directory / "events.jsonl").write_bytes(journal_of(records))
 
 
 # Limits
@@ -170,10 +167,18 @@ def test_reward_bounds(maze: Maze) -> None:
 def results_file(tmp_path: Path, *judges: dict[str, Any], pending: int = 0) -> str:
     calls = {"calls": 60 + pending, "scored_calls": 60, "unscored_calls": 0, "pending_calls": pending}
     records = {"records": 20, "scored_records": 20, "labelled_records": 0, "copied_records": 0}
-    counts = SessionCounts(models=len(judges), runs=3, **calls, **records)
-    report = AgreementReport(0.95, 0.0, 1.0, seed=0, counts=counts, judges=(), panel=None, disputed=())
+    trust = {
+        "confidence": 0.95,
+        "score_min": 0.0,
+        "score_max": 1.0,
+        "seed": 0,
+        "counts": {"models": len(judges), "runs": 3, **calls, **records},
+        "judges": judges,
+        "panel": None,
+        "disputed": [],
+    }
     path = tmp_path / "scores.json"
-    path.write_text(json.dumps({"trust": {**msgspec.to_builtins(report), "judges": list(judges)}}))
+    path.write_text(json.dumps({"trust": trust}))
     return str(path)
 
 
@@ -571,13 +576,9 @@ def test_warning(maze: Maze) -> None:
 
 
 def test_unreported_amounts(maze: Maze) -> None:
-    def partly(row: int, attempt: int) -> TerminalRecord:
-        known = (row + attempt) % 10 > 0
-        return msgspec.structs.replace(
-            record(row, attempt, 1.0 if attempt else "agent"),
-            tokens=100 + row if known else None,
-            cost_usd=0.01 + row / 1e4 if known else None,
-        )
+    def partly(row: int, attempt: int) -> Any:
+        amounts = {"tokens": 100 + row, "cost_usd": 0.01 + row / 1e4} if (row + attempt) % 10 else {}
+        return record(row, attempt, 1.0 if attempt else "agent", **amounts)
 
     directory = write_run(maze.workspace.evals_dir / "partly", passing(30, 4, 90))
     rewrite_journal(directory, partly, 30, 4)
@@ -591,9 +592,8 @@ def test_unreported_amounts(maze: Maze) -> None:
 
 
 def test_zero_and_unreported_amounts(maze: Maze) -> None:
-    def silent(row: int, attempt: int) -> TerminalRecord:
-        tokens = None if row or attempt else 0
-        return msgspec.structs.replace(record(row, attempt, 1.0), tokens=tokens, cost_usd=None)
+    def silent(row: int, attempt: int) -> Any:
+        return record(row, attempt, 1.0, tokens=None if row or attempt else 0)
 
     rewrite_journal(write_run(maze.workspace.evals_dir / "silent", passing(10, 4, 40)), silent, 10, 4)
     outcome = gate(maze, "silent", "--max", "tokens=100", "--max", "cost_per_row=1")
@@ -602,8 +602,8 @@ def test_zero_and_unreported_amounts(maze: Maze) -> None:
     assert "39 attempts did not report it" in tokens["reason"]
     assert "40 attempts did not report it" in cost["reason"]
 
-    def free(row: int, attempt: int) -> TerminalRecord:
-        return msgspec.structs.replace(record(row, attempt, 1.0), cost_usd=0.0)
+    def free(row: int, attempt: int) -> Any:
+        return record(row, attempt, 1.0, cost_usd=0.0)
 
     rewrite_journal(write_run(maze.workspace.evals_dir / "free", passing(10, 4, 40)), free, 10, 4)
     outcome = gate(maze, "free", "--max", "cost_per_row=1", "--min", "cost_per_row=1")
@@ -613,8 +613,8 @@ def test_zero_and_unreported_amounts(maze: Maze) -> None:
 def test_open_ratio(maze: Maze) -> None:
     for name, amounts in (("base", (100, 100)), ("other", (100, 1200))):
 
-        def reported(row: int, attempt: int, amounts: tuple[int, ...] = amounts) -> TerminalRecord:
-            return msgspec.structs.replace(record(row, 0, 1.0), tokens=amounts[row], row_digest=digest(row))
+        def reported(row: int, attempt: int, amounts: tuple[int, ...] = amounts) -> Any:
+            return record(row, 0, 1.0, tokens=amounts[row], row_digest=digest(row))
 
         rewrite_journal(write(maze, name, [[1.0], [1.0]]), reported, 2, 1)
     outcome = gate(maze, "other", "--margin", "tokens=0.1", "--against", "base", "--confidence", "0.999")

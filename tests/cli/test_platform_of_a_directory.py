@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import respx
 
-from osmosis_ai.files import config_dir
 from tests.cli.conftest import Cli
 from tests.logins import FERN, NEW_TOKEN, TOKEN, VERIFIED, save_login, use_platform
 from tests.workspace.builders import make_repository
@@ -53,7 +52,7 @@ def used(cli: Cli) -> tuple[str, str | None]:
 
 
 def record() -> Path:
-    return config_dir() / "platforms.json"
+    return Path("~/.config/osmosis/platforms.json").expanduser()
 
 
 @pytest.mark.parametrize(

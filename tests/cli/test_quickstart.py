@@ -16,7 +16,6 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from osmosis_ai.errors import ConflictError, OsmosisError
-from osmosis_ai.files import config_dir
 from osmosis_ai.services import workspaces
 from osmosis_ai.services.workspaces import checked_clone_url, clone_into, github_urls
 from tests.cli.golden_accounts import LAB
@@ -84,7 +83,7 @@ def test_token_in_environment(maze: Maze) -> None:
     done = maze.osmosis("--platform", FERN, "quickstart")
     cloned = str(maze.scratch / "maze")
     assert done.status == 0 and f"Ready: {cloned}" in done.out, done.err
-    assert json.loads((config_dir() / "platforms.json").read_text()) == {cloned: FERN}
+    assert json.loads(Path("~/.config/osmosis/platforms.json").expanduser().read_text()) == {cloned: FERN}
     sent_with = {call.request.headers["authorization"] for call in (*workspaces.calls, *chosen.calls)}
     assert sent_with == {f"Bearer {NEW_TOKEN}"}
 

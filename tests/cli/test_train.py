@@ -6,25 +6,18 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from rich.console import Console
 
-from osmosis_ai.api.models.base import LogEntry, LogPage
-from osmosis_ai.cli.output.terminal import print_result
-from osmosis_ai.cli.runs import page_result
 from osmosis_ai.services import training_estimate
 from osmosis_ai.training.model_support import shipped_configs
-from osmosis_ai.training.runs.metrics import MetricsHistory, StepRecord
-from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from tests.cli import train_replies
 from tests.cli.maze import Maze, replies, sent
 from tests.cli.train_replies import CONFIG, DETAIL, OWN, TEXT, offer
-from tests.cli.trained_runs import trained_here, trajectory, validated_here
+from tests.cli.trained_runs import append_step, in_training, trained_here, trajectory, validated_here
 
 FILE = "copper_finch_9_tr_8f0c1.json"
 
@@ -311,9 +304,7 @@ def test_info_of_a_supervised_run_shows_losses(maze: Maze) -> None:
     for step in range(4):
         measured = {"eval/validation/loss": 0.5 - step / 10} if step in (0, 3) else {}
         measured |= {"train/loss": 0.6 - step / 10} if step else {}
-        MetricsHistory(directory / "metrics.jsonl").append(
-            StepRecord(step, 1_790_000_000_000 + step, measured)
-        )
+        append_step(directory, step, measured)
     shown = maze.osmosis("train", "info", "trained/walks").out
     assert "Validation loss  0.500, step 0  0.200, step 3" in shown
     assert "Training loss    0.500, step 1  0.300, step 3" in shown
@@ -370,17 +361,12 @@ def test_logs_local_directory(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> No
     assert followed.count("training") == 1 and "it is slow" in followed
 
 
-def test_logs_leave_commands_whole() -> None:
+def test_logs_leave_commands_whole(maze: Maze) -> None:
     command = "tensorboard --logdir /home/mara/" + "platform/" * 30 + "tensorboard"
-    lines = [
-        LogEntry(level="info", step="run", message=f"open it with `{command}`"),
-        LogEntry(level="warning", step="checkpoint", message="slow"),
-    ]
-    console = Console(width=60, file=StringIO())
-    print_result(console, page_result(LogPage(logs=lines), older="", extra={}))
-    assert console.file.getvalue() == (  # type: ignore[attr-defined]
-        f"–  info     run         open it with `{command}`\n–  warning  checkpoint  slow\n"
-    )
+    line = {"level": "info", "step": "run", "message": f"open it with `{command}`"}
+    maze.get("/training-runs/copper/logs").respond(json={"logs": [line], "next_cursor": None})
+    maze.patch.setenv("COLUMNS", "60")
+    assert f"info  run  open it with `{command}`\n" in maze.osmosis("train", "logs", "copper").out
 
 
 def test_info_shows_lists_of_settings(maze: Maze) -> None:
@@ -395,7 +381,7 @@ def test_info_shows_lists_of_settings(maze: Maze) -> None:
 def test_logs_follow_local_directory(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = trained_here(maze.workspace.root / "walks")
     with ExitStack() as trains:
-        trains.enter_context(TrainingDirectory(directory).held())
+        trains.enter_context(in_training(directory))
 
         def train_on() -> None:
             with (directory / "logs.txt").open("a") as log:
@@ -475,7 +461,7 @@ def link(file: Path, content: bytes) -> None:
 def test_show_unreadable_validation(
     here: Maze, replace: Callable[[Path, bytes], object], message: str
 ) -> None:
-    file = TrainingDirectory(here.workspace.root / "trained" / "walks").validation
+    file = here.workspace.root / "trained/walks/validation.jsonl"
     content = file.read_bytes()
     file.unlink()
     replace(file, content)

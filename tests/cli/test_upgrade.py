@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai._version import __version__
 from osmosis_ai.errors import install_command
 from osmosis_ai.installation import InstallationSource, installation_source
 from osmosis_ai.services import upgrade
@@ -54,7 +53,7 @@ def test_checkout(cli: Cli, install: Install, tmp_path: Path) -> None:
     )
     assert (outcome.status, outcome.json["status"], outcome.json["operation"]) == (0, "success", "upgrade")
     assert outcome.resource == {
-        "installed_version": __version__,
+        "installed_version": cli("--version").out.split()[-1],
         "latest_version": None,
         "method": "pip",
         "command": command,

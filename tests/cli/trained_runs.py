@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,6 @@ def trained_here(directory: Path) -> Path:
     (directory / "checkpoints" / "step-00000003" / "adapter" / "adapter.bin").write_bytes(b"12345")
     inputs = {"model_path": "osmosis/tiny", "rollout": {"name": "maze"}, "settings": {"seed": 3}}
     Manifest(directory.name, inputs, {}).write(directory / "manifest.json")
-    history = MetricsHistory(directory / "metrics.jsonl")
     for step in range(1, 4):
         measured = {"rollout/raw_reward": step / 4}
         if step == 3:
@@ -47,9 +47,7 @@ def trained_here(directory: Path) -> Path:
                 "eval/validation/scored": 8,
                 "eval/validation/samples": 10,
             }
-        history.append(
-            StepRecord(step, 1_790_000_000_000 + step, measured, warnings=["it is slow"] * (step == 2))
-        )
+        append_step(directory, step, measured, warnings=["it is slow"] * (step == 2))
     lines = [
         '2026-10-02T07:00:00.000Z INFO [plan] training {"adapter":{"LoRA":"4,096 parameters"},'
         f'"steps_done":{done},"total_steps":3}}'
@@ -57,6 +55,17 @@ def trained_here(directory: Path) -> Path:
     ]
     (directory / "logs.txt").write_text("\n".join(lines) + "\n")
     return directory
+
+
+def append_step(directory: Path, step: int, measured: dict[str, float], **more: Any) -> None:
+    """Add a step to the metrics of a training directory."""
+    history = MetricsHistory(directory / "metrics.jsonl")
+    history.append(StepRecord(step, 1_790_000_000_000 + step, measured, **more))
+
+
+def in_training(directory: Path) -> AbstractContextManager[None]:
+    """Hold the lock of a training directory like the process that trains."""
+    return TrainingDirectory(directory).held()
 
 
 def validated_here(maze: Maze) -> Path:

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.evaluation.local_results import read_local_results
@@ -68,17 +69,18 @@ def passing(rows: int, attempts: int, passes: int) -> list[list[Outcome]]:
     ]
 
 
-def record(row: int, attempt: int, outcome: Outcome) -> TerminalRecord:
+def record(row: int, attempt: int, outcome: Outcome, **changes: Any) -> TerminalRecord:
     failed = isinstance(outcome, str)
-    return TerminalRecord(
-        row_index=row,
-        run_index=attempt,
-        source_row_index=row,
-        rollout_id=f"row-{row}-run-{attempt}",
-        status="failed" if failed else "success",
-        duration_ms=10,
-        reward=None if isinstance(outcome, str) else outcome,
-        boundary=outcome if failed else None,  # type: ignore[arg-type]
-        error_type="error" if failed else None,
-        row_digest=f"{row + 1:016x}" * 2,
-    )
+    known = {
+        "row_index": row,
+        "run_index": attempt,
+        "source_row_index": row,
+        "rollout_id": f"row-{row}-run-{attempt}",
+        "status": "failed" if failed else "success",
+        "duration_ms": 10,
+        "reward": None if isinstance(outcome, str) else outcome,
+        "boundary": outcome if failed else None,
+        "error_type": "error" if failed else None,
+        "row_digest": f"{row + 1:016x}" * 2,
+    }
+    return TerminalRecord(**{**known, **changes})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -124,6 +125,47 @@ def test_broken_and_long_conversations(maze: Maze) -> None:
     one = ("eval", "show", "fern", "--limit", "1")
     assert "12,000 more characters, which --json has" in maze.osmosis(*one, "--plain").out
     assert maze.osmosis(*one, "--json").out.count("x") > 20_000
+
+
+def call(name: str, arguments: Any = "x") -> dict[str, Any]:
+    return {"tool_call_id": name, "function_name": f"f{name}", "arguments": arguments}
+
+
+def test_calls_with_equal_ids_and_results_without_call(maze: Maze) -> None:
+    names = enumerate(["a", "a", "gone", "b"])
+    results: list[Any] = [{"source_call_id": name, "content": f"{name}{n}"} for n, name in names]
+    step = {"source": "agent", "tool_calls": [call(name) for name in "abac"]}
+    late = {
+        "source": "system",
+        "observation": {"results": [{"content": "found", "extra": {"tool_name": "search"}}]},
+    }
+    steps = [{**step, "observation": {"results": results}}, late]
+    said(maze, "fern", 0, 0, json.dumps({"steps": steps}).encode())
+    (sample,) = maze.osmosis("eval", "show", "fern", "--limit", "1", "--json").data["samples"]
+    asks, *tools = sample["messages"]
+    assert [each["function"]["name"] for each in asks["tool_calls"]] == ["fa", "fb", "fa", "fc"]
+    assert [each["content"] for each in tools] == ["a0", "b3", "a1", "gone2", "found"]
+    shown = maze.osmosis("eval", "show", "fern", "--limit", "1").out
+    assert "calls a tool" in shown and "fa(x)" in shown and "search" in shown
+
+
+@pytest.mark.parametrize(
+    "word", ["six", "5eed", "call-77", "easy", "gpt-5", "osmosis", "explanation", "grader_notes"]
+)
+def test_search_ignores_answers_ids_and_keys(maze: Maze, word: str) -> None:
+    facts = {
+        "label": "six",
+        "request_metadata": {"level": "easy"},
+        "sample_extra_fields": {
+            "grader_notes": {"notes": "No unit."},
+            "judge_calls": {"judgements": [{"model": "m", "score": 0.5, "explanation": "Half of it."}]},
+        },
+    }
+    step = {"source": "agent", "tool_calls": [{**call("multiply"), "tool_call_id": "call-77"}]}
+    document = {"agent": {"model_name": "openai/gpt-5-mini"}, "steps": [step], "session_id": "5eed"}
+    said(maze, "fern", 0, 0, json.dumps({**document, "extra": {"osmosis": facts}}).encode())
+    assert shown(maze, "fern", "--search", "multiply", "--row", "0") == [(0, 0), (0, 1)]
+    assert (0, 0) not in shown(maze, "fern", "--search", word)
 
 
 def test_search_reports_unsearched_samples(maze: Maze) -> None:

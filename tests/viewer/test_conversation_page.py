@@ -149,10 +149,13 @@ def test_conversation_over_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
             b'{"steps":[' + b"[" * 10_000 + b"]" * 10_000 + b',{"source":"user","message":"kept"}]}',
             "too deeply",
         ),
-        (
-            b'{"steps":[{"source":"user","message":"a\\ud800\\u0000","metrics":{"cost_usd":NaN}}]}',
-            "lone surrogates",
-        ),
+        (b" \n", "is empty"),
+        (b"[1, 2]", "but no object"),
+        (b'{"steps": {}}', "`steps` is missing"),
+        (b"{}", "`steps` is missing"),
+        (b"{" * 100_000, "not valid JSON"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"steps":[' + b'"\\"' * 100_000, "not valid JSON"),
     ],
 )
 def test_broken_file(content: bytes, sentence: str) -> None:
@@ -162,6 +165,60 @@ def test_broken_file(content: bytes, sentence: str) -> None:
     assert all(
         pages.get(f"{HERE}/raw{words}").status_code == 200 for words in ("", "?as=messages", "?as=row")
     )
+
+
+def test_odd_numbers_and_lone_surrogates() -> None:
+    content = (
+        '{"steps":[{"source":"agent","message":"a\\ud800b\\ud83d\\ude00\\\\ud800","metrics":{"cost_usd":NaN,'
+        '"prompt_tokens":-1},"extra":{"duration_ms":1e999},"tool_calls":[{"function_name":"f","tool_call_id":"c",'
+        f'"arguments":{{"x":Infinity,"n":{"9" * 5000},"id":12345678901234567890123}}}}]}}]}}'
+    ).encode()
+    text = shown(content)
+    assert "lone surrogates" in text and "tokens read" not in text
+    called = json.loads(text_by_class(text, "said")[1])
+    assert called == {"x": "Infinity", "n": "9" * 5000, "id": 12345678901234567890123}
+    (message,) = visitor(a_source(content)).get(f"{HERE}/raw?as=messages").json()
+    assert message["content"] == "a\ufffdb\U0001f600\\ud800"
+
+
+def test_number_of_steps_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("osmosis_ai.evaluation.conversation._MOST_STEPS", 50)
+    text = shown(trajectory(*({"source": "user", "message": str(n)} for n in range(200))))
+    assert text_by_class(text, "said") == [str(n) for n in range(50)]
+    assert "more than 50 steps" in text
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+SHAPES: list[Any] = [None, 3, "text", [], {}, [None], [3], {"a": 1}, True]
+KEYS = ("step_id", "source", "message", "reasoning_content", "timestamp", "model_name", "extra")
+ODD_STEPS = [
+    {"source": "user", "message": "hello", name: shape}
+    for name in (*KEYS, "tool_calls", "observation", "metrics")
+    for shape in SHAPES
+]
+
+
+@given(
+    st.lists(json_values | st.fixed_dictionaries({"source": st.sampled_from(["agent", "user"])}), max_size=4),
+    st.integers(0, 400),
+)
+@example([*ODD_STEPS, *SHAPES], 0)
+def test_any_json_is_shown(steps: list[Any], cut: int) -> None:
+    content = json.dumps({"steps": steps, "agent": steps, "extra": steps}).encode()
+    for given_content in (content, content[:cut], content[::-1]):
+        pages = visitor(a_source(given_content))
+        assert HERE in page_text(pages.get(HERE))
+        assert pages.get(f"{HERE}/raw?as=messages").status_code == 200
+        assert pages.get(f"{HERE}/raw?as=row").status_code == 200
+
+
+def test_malformed_steps_are_kept() -> None:
+    text = shown(trajectory(*ODD_STEPS, *SHAPES))
+    assert text.count('id="step-') == len(ODD_STEPS) + 2 and "not objects" in text
 
 
 HOSTILE = [

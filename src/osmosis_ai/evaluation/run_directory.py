@@ -24,7 +24,7 @@ from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.spec import archive_name
 from osmosis_ai.files import open_regular, replacing, sync_directory, write_atomic, write_json
 
-INDEX, PROGRESS = "index.jsonl", "progress.json"
+INDEX, PROGRESS, LOG = "index.jsonl", "progress.json", "logs.txt"
 TRIALS, ARTIFACTS = "rollout_trials", "artifacts"
 TRAJECTORY_FILE = "trajectory.json"
 ENVIRONMENT_FILE = "environment.txt"
@@ -51,7 +51,7 @@ class RunDirectory:
         self.config = path / "config.toml"
         self.events = path / "events.jsonl"
         self.conversations = path / "conversations.jsonl"
-        self.log = path / "logs.txt"
+        self.log = path / LOG
         self.server_log = path / "rollout-server.log"
         self.index = path / INDEX
         self.summary = path / "summary.jsonl"

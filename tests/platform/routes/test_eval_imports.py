@@ -100,6 +100,28 @@ def test_an_imported_run_is_listed_described_and_downloaded_with_numbers_of_our_
     assert "imported by mara@fern.example" in log[0]["message"]
 
 
+def test_a_run_of_a_newer_protocol_brings_its_log(api: TestClient, run: LocalRun) -> None:
+    run.files["logs.txt"] = (
+        b'2026-11-02T08:01:00.5Z WARNING [run] the model is slow {"row_index": 0, "run_index": 1}\n'
+        b"9999-99-99T00:00 INFO [run] when\n" + b"no format \xff\n" * 10_000
+    )
+    versions = {"rollout_protocol": "0.4", "dataset_normalization": 1, "state_schema": 1}
+    assert run.upload(api, schema_versions=versions, reimport=False).json()["status"] == "finalized"
+    page = {"limit": 2, "direction": "newer"}
+    log = api.get(f"/api/cli/eval-runs/{run.name}/logs", params=page).json()["logs"]
+    assert all("no format" in line["message"] for line in log), "the last lines are kept"
+    run.files["logs.txt"] = run.files["logs.txt"][:200]
+    other = LocalRun(name="maze-2", files=run.files)
+    other.upload(api, local_run_id="2" * 32)
+    first, second, *_ = api.get(f"/api/cli/eval-runs/{other.name}/logs").json()["logs"]
+    assert (first["level"], first["step"], first["timestamp"]) == (
+        "warning",
+        "run",
+        "2026-11-02T08:01:00.500Z",
+    )
+    assert first["message"] == "the model is slow (row 0, attempt 1)" and second["message"] == "when"
+
+
 CALL = {
     "prompt_tokens": 10,
     "completion_tokens": 2,
@@ -315,7 +337,6 @@ def _with_rows(rows: str) -> dict[str, Any]:
 TRIAL = f"rollout_trials/{rollout_id(0)}"
 CANNOT_BE_ANNOUNCED: list[tuple[dict[str, Any], str]] = [
     ({"schema_version": 2}, "of a newer format than this platform reads: `schema_version` is 2"),
-    ({"schema_versions": {"rollout_protocol": "0.4"}}, "newer format"),
     ({"schema_versions": {"state_schema": 2}}, "newer format"),
     ({"local_run_id": "../../etc"}, "local_run_id"),
     ({"manifest_digest": "x"}, "manifest_digest"),

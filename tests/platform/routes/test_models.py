@@ -41,6 +41,8 @@ def test_the_built_in_model_is_the_base_model(api: TestClient) -> None:
         "next_offset": None,
     }
     assert api.get(f"{MODELS}/base", params={"offset": 1}).json()["models"] == []
+    assert api.get(f"{MODELS}/base/osmosis%2Ftiny").json() == listed["models"][0]
+    assert_flat_error(api.get(f"{MODELS}/base/osmosis%2Fhuge"), 404, "MODEL_NOT_FOUND")
 
 
 def test_adapters_are_listed_newest_first_page_by_page(

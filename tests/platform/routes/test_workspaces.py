@@ -55,6 +55,20 @@ def test_workspaces_are_listed_with_their_repository(
     }
 
 
+def test_a_workspace_is_named_in_place_of_its_repository(
+    api: TestClient, world: World, member: Member
+) -> None:
+    world.join(world.create_workspace("alder"), member, "member")
+    for name in ("fern", "alder"):
+        headers = world.token(member) | {"X-Osmosis-Git": "", "X-Osmosis-Workspace": name}
+        assert api.get("/api/cli/datasets", headers=headers).json()["total_count"] == 0
+        # A run needs the code of a repository.
+        submitted = api.post("/api/cli/eval-runs", json={}, headers=headers)
+        assert_flat_error(submitted, 400, "GIT_SCOPE_HEADER_REQUIRED")
+    unknown = api.get("/api/cli/datasets", headers=headers | {"X-Osmosis-Workspace": "birch"})
+    assert_flat_error(unknown, 403, "WORKSPACE_ACCESS_DENIED")
+
+
 def test_the_first_steps_wait_for_a_repository_and_never_for_a_bill(
     api: TestClient, world: World, member: Member
 ) -> None:

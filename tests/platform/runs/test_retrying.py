@@ -86,6 +86,7 @@ def test_a_retry_repeats_the_attempts_without_a_score(
     clock.advance(60)
     made = retry(api, run["name"])
     assert (made["id"], made["name"], made["status"]) == (run["id"], run["name"], "pending")
+    assert (made["workflow_id"], made["retryable_samples"]) == (run["id"], 3)
     found = row_of(world, run["id"])
     assert (found.commit_sha, found.selection, found.seed) == (commit, before.selection, before.seed)
     assert (found.revision, found.error, found.completed_at) == (1, None, None)

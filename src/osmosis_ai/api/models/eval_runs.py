@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, Field
 
 from osmosis_ai.api.models.base import Named, Page, Timestamp, WireModel
-from osmosis_ai.api.models.runs import DetailedRun, Run
+from osmosis_ai.api.models.runs import DetailedRun, Run, SubmittedRun
 
 
 class EvalResults(WireModel):
@@ -120,6 +120,13 @@ class EvalMetrics(WireModel):
     pass_at_k: list[PassAtK] = []
     eval_run_id: str | None = None
     estimates: dict[str, Any] | None = None
+
+
+class RetriedRun(SubmittedRun):
+    """Clients need ``workflow_id``; here it is the run's id."""
+
+    workflow_id: str | None = None
+    retryable_samples: int | None = None
 
 
 class RetryCheck(WireModel):

@@ -50,8 +50,16 @@ class Scope:
 
     principal: Principal
     workspace: DbWorkspace
-    repository: DbRepository
+    named_repository: DbRepository | None
     role: Role
+
+    @property
+    def repository(self) -> DbRepository:
+        """The repository that the request names; refuses with 400 if it names only a workspace."""
+        if self.named_repository is None:
+            message = "this request needs the X-Osmosis-Git header (owner/repo)."
+            raise ApiError(400, "GIT_SCOPE_HEADER_REQUIRED", message)
+        return self.named_repository
 
     @property
     def workspace_id(self) -> str:
@@ -86,6 +94,10 @@ Services = Annotated[PlatformServices, Depends(get_services)]
 GitHeader = Annotated[
     str | None, Header(alias="X-Osmosis-Git", description="The repository's identity: `owner/repo`.")
 ]
+WorkspaceHeader = Annotated[
+    str | None,
+    Header(alias="X-Osmosis-Workspace", description="A workspace's name, where no repository is needed."),
+]
 _Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
 
 
@@ -94,10 +106,14 @@ async def require_principal(request: Request, services: Services, _bearer: _Bear
 
 
 async def require_scope(
-    request: Request, services: Services, git: GitHeader = None, _bearer: _Bearer = None
+    request: Request,
+    services: Services,
+    git: GitHeader = None,
+    workspace: WorkspaceHeader = None,
+    _bearer: _Bearer = None,
 ) -> Scope:
     return await _authenticated(
-        request, services, lambda session, principal: resolve_scope(session, principal, git)
+        request, services, lambda session, principal: resolve_scope(session, principal, git, workspace)
     )
 
 
@@ -124,9 +140,13 @@ WorkspaceScope = Annotated[Scope, Depends(require_scope)]
 """The user and workspace of a request."""
 
 
-def resolve_scope(session: Session, principal: Principal, git: str | None) -> Scope:
-    """Return the user's view of the workspace of the repository in ``X-Osmosis-Git``."""
+def resolve_scope(
+    session: Session, principal: Principal, git: str | None, workspace: str | None = None
+) -> Scope:
+    """Return the user's view of the workspace of the repository in ``X-Osmosis-Git``, or of the named workspace."""
     if git is None or not git.strip():
+        if workspace:
+            return _scope_by_name(session, principal, workspace)
         message = "this request needs the X-Osmosis-Git header (owner/repo)."
         raise ApiError(400, "GIT_SCOPE_HEADER_REQUIRED", message)
     try:
@@ -144,14 +164,28 @@ def resolve_scope(session: Session, principal: Principal, git: str | None) -> Sc
             f"{identity} is not connected to a workspace; on the platform's machine run "
             f"`osmosis platform connect URL --identity {identity}`.",
         )
-    repository, workspace, role = found
+    repository, home, role = found
     if role is None:
         message = f"you are not a member of the workspace of {identity}."
         raise ApiError(403, "GIT_REPOSITORY_ACCESS_DENIED", message)
-    if principal.token.workspace_id not in (None, workspace.id):
+    if principal.token.workspace_id not in (None, home.id):
         message = f"this token does not give access to the workspace of {identity}."
         raise ApiError(403, "GIT_SCOPE_HEADER_ACCESS_DENIED", message)
-    return Scope(principal, workspace, repository, cast(Role, role))
+    return Scope(principal, home, repository, cast(Role, role))
+
+
+def _scope_by_name(session: Session, principal: Principal, name: str) -> Scope:
+    found = session.execute(
+        select(DbWorkspace, DbMembership.role)
+        .join(DbMembership, DbMembership.workspace_id == DbWorkspace.id)
+        .where(DbWorkspace.name == name, DbMembership.user_id == principal.user.id)
+    ).first()
+    if found is None or principal.token.workspace_id not in (None, found[0].id):
+        message = (
+            f"you are not a member of a workspace named {name[:100]!r}, or this token is for another one."
+        )
+        raise ApiError(403, "WORKSPACE_ACCESS_DENIED", message)
+    return Scope(principal, found[0], None, cast(Role, found[1]))
 
 
 def bearer_token(request: Request) -> str:

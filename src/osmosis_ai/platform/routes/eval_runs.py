@@ -14,7 +14,7 @@ from osmosis_ai.api.models import eval_imports as imports
 from osmosis_ai.api.models import eval_runs as wire
 from osmosis_ai.api.models.base import WireModel
 from osmosis_ai.api.models.datasets import CompletedPart
-from osmosis_ai.api.models.runs import EvalRetry, SubmittedRun
+from osmosis_ai.api.models.runs import EvalRetry
 from osmosis_ai.config.checks import EVAL
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
@@ -156,15 +156,19 @@ async def check_retry(
 
 
 @router.post("/{name_or_id}/retry")
-async def retry(services: Services, scope: WorkspaceScope, name_or_id: str, again: EvalRetry) -> SubmittedRun:
+async def retry(
+    services: Services, scope: WorkspaceScope, name_or_id: str, again: EvalRetry
+) -> wire.RetriedRun:
     """Retry a run: its failed and unscored attempts run again on the same commit and rows."""
 
-    def plan_and_retry() -> DbRun:
+    def plan_and_retry() -> wire.RetriedRun:
         planned = plan_retry(services, scope, name_or_id, again)
-        return services.reopener.retry(planned, by=scope.user.email)
+        run = services.reopener.retry(planned, by=scope.user.email)
+        submitted = runs.submitted(services, scope, run).model_dump()
+        return wire.RetriedRun(**submitted, workflow_id=run.id, retryable_samples=planned.repeated.samples)
 
     with runs.refusals(services, scope):
-        return runs.submitted(services, scope, await services.submitter.in_thread(plan_and_retry))
+        return await services.submitter.in_thread(plan_and_retry)
 
 
 def plan_retry(services: PlatformServices, scope: Scope, name_or_id: str, again: EvalRetry) -> PlannedRetry:

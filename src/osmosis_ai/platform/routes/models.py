@@ -24,13 +24,15 @@ def list_base_models(services: Services, _scope: WorkspaceScope, page: Paging) -
     """List the built-in models, which need no API key."""
     names = services.model_servers.models
     shown = names[page.offset : page.offset + page.limit]
-    return wire.BaseModelList(
-        models=[
-            wire.BaseModelRow(id=name, model_name=name, base_model=name, creator_name="Osmosis")
-            for name in shown
-        ],
-        **page.keys(len(names), len(shown)),
-    )
+    return wire.BaseModelList(models=list(map(_base_model, shown)), **page.keys(len(names), len(shown)))
+
+
+@router.get("/base/{name:path}")
+def get_base_model(services: Services, _scope: WorkspaceScope, name: str) -> wire.BaseModelRow:
+    """Return one built-in model."""
+    if name not in services.model_servers.models:
+        raise ApiError(404, "MODEL_NOT_FOUND", f"there is no base model '{name[:200]}' here.")
+    return _base_model(name)
 
 
 @router.get("/lora")
@@ -98,6 +100,10 @@ def _find(services: PlatformServices, scope: Scope, name: str) -> DbLoraModel:
         return services.lora_models.get(scope.workspace_id, name)
     except NotFoundError as error:
         raise ApiError(404, "MODEL_NOT_FOUND", as_sentence(error)) from None
+
+
+def _base_model(name: str) -> wire.BaseModelRow:
+    return wire.BaseModelRow(id=name, model_name=name, base_model=name, creator_name="Osmosis")
 
 
 def _wire(model: DbLoraModel, **more: Any) -> wire.LoraModel:

@@ -20,6 +20,7 @@ from osmosis_ai.platform.http.authentication import (
     GitHeader,
     Scope,
     Services,
+    WorkspaceHeader,
     WorkspaceScope,
     resolve_scope,
 )
@@ -87,12 +88,14 @@ def _not_synced(problem: str) -> ApiError:
 # -- remote agents -------------------------------------------------------------------------------------
 
 
-def _workspace_id(services: Services, principal: Authenticated, git: GitHeader = None) -> str:
-    """Return the repository's workspace, or the token's if no connected repository is named (a dependency)."""
-    if git is not None and git.strip():
+def _workspace_id(
+    services: Services, principal: Authenticated, git: GitHeader = None, workspace: WorkspaceHeader = None
+) -> str:
+    """Return the named workspace, or the token's if no connected repository is named (a dependency)."""
+    if (git or "").strip() or workspace:
         try:
             with services.db.session() as session:
-                return resolve_scope(session, principal, git).workspace_id
+                return resolve_scope(session, principal, git, workspace).workspace_id
         except ApiError as error:
             # An agent may be served from a repository that the platform does not know.
             if error.status != 404:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import orjson
 from sqlalchemy import select
@@ -36,6 +37,7 @@ from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.run_directory import (
     ARTIFACTS,
     INDEX,
+    LOG,
     PROGRESS,
     RESERVED_ARTIFACT,
     ROLLOUT_ID,
@@ -45,6 +47,7 @@ from osmosis_ai.evaluation.run_directory import (
     name_problem,
     read_index,
 )
+from osmosis_ai.evaluation.run_log import parse_line
 from osmosis_ai.llm.replies import canonical
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.db.base import upsert
@@ -58,14 +61,14 @@ from osmosis_ai.platform.db.tables import (
     DbSample,
     DbUser,
 )
-from osmosis_ai.platform.log_lines import LogLine
+from osmosis_ai.platform.log_lines import Level, LogLine
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.journals import sample_row
 from osmosis_ai.platform.runs.requests import RowSelection
 from osmosis_ai.platform.runs.results import summarised_results
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.extra_fields import read_grader_notes
-from osmosis_ai.rollout.trajectory import trajectory_problem
+from osmosis_ai.rollout.trajectory import parse_timestamp, trajectory_problem
 
 _GIB, _MIB = 1 << 30, 1 << 20
 _PROVENANCE = ("sdk_version", "git_head", "git_branch", "git_dirty", "config_branch", "config_commit_sha")
@@ -80,6 +83,9 @@ _NAME_TRIES = 1000
 MOST_FILES, MOST_SAMPLES = 30_000, 100_000
 MOST_TOTAL_BYTES, MOST_FILE_BYTES = 5 * _GIB, _GIB
 MOST_INDEX_BYTES, MOST_TRAJECTORY_BYTES, MOST_PROGRESS_BYTES = 64 * _MIB, 64 * _MIB, 64 * 1024
+_LARGEST_FILES = {INDEX: MOST_INDEX_BYTES, PROGRESS: MOST_PROGRESS_BYTES, LOG: 64 * _MIB}
+_MOST_LOG_LINES = 10_000
+"""Of a longer log, the last lines are kept."""
 _DETAILS_S = 120.0
 """How long trajectories are read for details that the index lacks."""
 
@@ -149,7 +155,8 @@ def _check_versions(start: EvalImportStart) -> None:
     ours: Mapping[str, Any] = {"schema_version": SCHEMA_VERSION, **VERSIONS}
     for name, version in theirs.items():
         known = ours.get(name)
-        if known is not None and _number(version) > _number(known):
+        # The protocol between controller and agent does not change a run's files.
+        if known is not None and name != "rollout_protocol" and _number(version) > _number(known):
             raise OsmosisError(
                 f"this run is of a newer format than this platform reads: `{name}` is {str(version)[:40]}, known is {known}.",
                 details={"field": name},
@@ -188,9 +195,9 @@ def _check_files(files: list[ImportFile]) -> None:
     for file in files:
         trial = _trial_file(file.path)
         largest = MOST_TRAJECTORY_BYTES if trial and trial.trajectory else MOST_FILE_BYTES
-        largest = {INDEX: MOST_INDEX_BYTES, PROGRESS: MOST_PROGRESS_BYTES}.get(file.path, largest)
+        largest = _LARGEST_FILES.get(file.path, largest)
         problem = name_problem(file.path)
-        if problem is None and trial is None and file.path not in (INDEX, PROGRESS):
+        if problem is None and trial is None and file.path not in _LARGEST_FILES:
             problem = "it is not a file of an uploaded run"
         if problem is None and file.size > largest:
             problem = f"it has {file.size:,} bytes, and {largest:,} are the most"
@@ -230,6 +237,7 @@ class ReceivedRun:
     entries: Sequence[IndexEntry]
     records: Sequence[TerminalRecord]
     files: Sequence[DbEvalImportFile]
+    log: Sequence[LogLine]
 
     @classmethod
     def read(cls, upload: DbEvalImport, files: Sequence[DbEvalImportFile], blobs: BlobStore) -> ReceivedRun:
@@ -256,7 +264,8 @@ class ReceivedRun:
             )
             for entry in entries
         ]
-        return cls(upload, announced, rows, total_rows, entries, records, files)
+        log = _read_log(blobs, by_path[LOG]) if LOG in by_path else []
+        return cls(upload, announced, rows, total_rows, entries, records, files, log)
 
     def store(self, session: Session, logs: LogStore, now: datetime) -> None:
         upload, run = self.upload, self._run(session, now)
@@ -272,7 +281,7 @@ class ReceivedRun:
             lines.append(
                 LogLine(f"the name was already taken: the run is named {run.name} here", "warning", "import")
             )
-        logs.add(session, run.id, lines)
+        logs.add(session, run.id, [*self.log, *lines])
 
     def _run(self, session: Session, now: datetime) -> DbRun:
         upload, announced, provenance = self.upload, self.announced.run, self.announced.provenance
@@ -381,6 +390,28 @@ class ReceivedRun:
                 "blob_key": file.blob_key,
                 "sha256": file.sha256,
             }
+
+
+def _read_log(blobs: BlobStore, file: DbEvalImportFile) -> list[LogLine]:
+    with blobs.open(file.blob_key) as lines:
+        entries = [parse_line(line) for line in deque(lines, _MOST_LOG_LINES)]
+    return [
+        LogLine(
+            entry.message or "",
+            cast(Level, (entry.level or "info").lower()),
+            entry.step or "",
+            entry.details,
+            _moment(entry.timestamp),
+        )
+        for entry in entries
+    ]
+
+
+def _moment(text: str | None) -> datetime | None:
+    with suppress(ValueError):
+        moment = parse_timestamp(text or "")
+        return moment if 2000 <= moment.year <= 2999 else None
+    return None
 
 
 def _read_progress(blobs: BlobStore, file: DbEvalImportFile, rows: Selection, n: int) -> int:

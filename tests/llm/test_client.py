@@ -328,6 +328,23 @@ async def test_a_whole_message_in_a_chunk_is_its_delta(model: StandInModel, delt
     assert delta["tool_calls"][-1]["function"]["arguments"] == "{}"
 
 
+async def test_the_whole_reply_of_a_server_that_does_not_stream_is_one_chunk(model: StandInModel) -> None:
+    message = {"role": "assistant", "content": "hi", "tool_calls": [{"id": "c", "function": {"name": "f"}}]}
+    usage = {"prompt_tokens": 2, "completion_tokens": 1}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+    model.script(Reply(body={"choices": [choice], "usage": usage}))
+    async with client(model) as calling:
+        (chunk,) = await chunks_of(calling)
+    (choice,) = chunk["choices"]
+    assert (choice["delta"]["content"], choice["finish_reason"], chunk["usage"]) == (
+        "hi",
+        "tool_calls",
+        usage,
+    )
+    assert choice["delta"]["tool_calls"][0]["index"] == 0
+    assert len(model.requests) == 1
+
+
 def fragment(call_id: str, arguments: str, **function: str) -> dict[str, Any]:
     return {"id": call_id, "function": {"arguments": arguments, **function}}
 

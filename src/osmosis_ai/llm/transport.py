@@ -21,7 +21,7 @@ from osmosis_ai._version import __version__
 from osmosis_ai.api.platform_url import is_loopback
 from osmosis_ai.llm.errors import call_error, error_from_reply
 from osmosis_ai.llm.providers import ModelEndpoint
-from osmosis_ai.llm.replies import check_reply, dumps, excerpt, is_completion, loads, reported_failure
+from osmosis_ai.llm.replies import check_reply, dumps, is_completion, loads, reported_failure
 
 if TYPE_CHECKING:
     import aiohttp
@@ -142,7 +142,7 @@ class DirectTransport:
             self._session = None
 
     async def _events(self, response: aiohttp.ClientResponse) -> AsyncGenerator[tuple[str, bytes], None]:
-        """Yield the name and data of each event; raise if there is none."""
+        """Yield the name and data of each event. A whole reply, of a server that does not stream, is one event."""
         parser = EventParser()
         unread: bytearray | None = bytearray()  # until the first event
         async with aclosing(self._pieces(response, end=b"\n\n")) as pieces:
@@ -155,8 +155,8 @@ class DirectTransport:
         if unread is not None:
             content, headers = bytes(unread).strip(), response.headers
             check_reply(self._endpoint, _decoded(content), "message", headers=headers, content=content)
-            words = f"the reply is not a stream: {excerpt(self._endpoint, content)}"
-            raise call_error(self._endpoint, "invalid_reply", words)
+            yield "", content
+            yield "", b"[DONE]"
 
     async def _pieces(
         self, response: aiohttp.ClientResponse, *, end: bytes = b""

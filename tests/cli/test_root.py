@@ -323,7 +323,7 @@ def test_group_imports(arguments: list[str], status: int) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("module", ["osmosis_ai", "osmosis_ai.cli.main"])
+@pytest.mark.parametrize("module", ["osmosis_ai", "osmosis_ai.cli", "osmosis_ai.cli.main"])
 def test_runs_as_a_module(module: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", module, "--version"], capture_output=True, text=True, timeout=300

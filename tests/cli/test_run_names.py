@@ -258,7 +258,7 @@ def test_imported_run(fern: Maze) -> None:
     assert compared["run"]["inputs"]["dirty"] is True
     said = "executed elsewhere, with 0.3.11 at 1a2b3c4 and uncommitted changes"
     assert any(said in note for note in compared["notes"])
-    assert "imported runs have no row digests" in compared["run"]["notes"][0]
+    assert "the run was imported without row digests" in compared["run"]["notes"][0]
     # What was uploaded is the run that it was uploaded from.
     manifest = json.loads((fern.workspace.evals_dir / "fern/manifest.json").read_text())
     origin["local_run_id"] = manifest["local_run_id"]

@@ -108,10 +108,9 @@ def test_runs_with_the_same_name() -> None:
 
 
 def test_different_inputs() -> None:
-    a = run_of(passes(HARD), name="fern", inputs=replace(INPUTS, n=4))
-    b = run_of(
-        passes(BETTER), name="moss", inputs=replace(INPUTS, n=4, model="osmosis/small", dirty=True, seed=7)
-    )
+    a = run_of(passes(HARD), name="fern", inputs=replace(INPUTS, n=4, env={}, time_limits_s=(None, 60)))
+    other = {"model": "osmosis/small", "dirty": True, "seed": 7, "env": {"REGION": "north", "A": "1"}}
+    b = run_of(passes(BETTER), name="moss", inputs=replace(INPUTS, n=4, time_limits_s=(90, 60), **other))
     differs = {
         each["input"]: each["values"] for each in compare_runs(a, [b], CompareOptions()).data()["differs"]
     }
@@ -119,7 +118,12 @@ def test_different_inputs() -> None:
         "model": ["osmosis/tiny", "osmosis/small"],
         "commit": ["cccccccccccc", "cccccccccccc with changes"],
         "seed": ["0", "7"],
+        "env": ["none", "A=1, REGION=north"],
+        "agent time limit": ["none", "90 s"],
     }
+    imported = replace(INPUTS, n=4, seed=None, source_digest=None, config=None, env=None, grader_digest=None)
+    unknown = run_of(passes(BETTER), name="moss", inputs=imported)
+    assert compare_runs(a, [unknown], CompareOptions()).differs == {}
 
 
 def test_huge_rewards_and_costs(recwarn: pytest.WarningsRecorder) -> None:

@@ -46,6 +46,12 @@ def _inputs_of(run: RunSamples) -> dict[str, str | None]:
     def short(digest: str | None) -> str | None:
         return None if digest is None else digest.removeprefix("sha256:")[:DIGEST_CHARACTERS]
 
+    env = None
+    if inputs.env is not None:
+        env = ", ".join(f"{name}={value}" for name, value in sorted(inputs.env.items())) or "none"
+    limits: list[str | None] = [None, None]
+    if inputs.time_limits_s is not None:
+        limits = ["none" if limit is None else f"{limit:g} s" for limit in inputs.time_limits_s]
     changes = " with changes" if inputs.dirty else ""
     return {
         "model": inputs.model,
@@ -54,11 +60,14 @@ def _inputs_of(run: RunSamples) -> dict[str, str | None]:
         "commit": None if inputs.commit is None else f"{inputs.commit[:DIGEST_CHARACTERS]}{changes}",
         "code": short(inputs.source_digest),
         "grader": short(inputs.grader_digest),
-        "judges": ", ".join(inputs.judges) or None,
+        "judges": ", ".join(inputs.judges) or ("none" if run.place == "local" else None),
         "passes at": f"{inputs.pass_threshold:g}",
         "n": None if inputs.n is None else str(inputs.n),
         # Every digit: large seeds may differ in the last ones only.
         "seed": None if inputs.seed is None else str(inputs.seed),
+        "env": env,
+        "agent time limit": limits[0],
+        "grader time limit": limits[1],
         "dataset": inputs.dataset_name,
         "dataset's content": short(inputs.dataset_sha256),
         "config": inputs.config,
@@ -379,7 +388,8 @@ def compare_runs(
         candidates=tuple(compared),
         metric=metric,
         options=options,
-        differs={name: of_runs for name, of_runs in values.items() if len(set(of_runs)) > 1},
+        # An input that a run does not record may be the same.
+        differs={name: of_runs for name, of_runs in values.items() if len({*of_runs} - {None}) > 1},
     )
 
 

@@ -69,6 +69,7 @@ def read_inputs(path: Path, judges: Collection[str] = ()) -> ComparedInputs:
     inputs, provenance = manifest.inputs, manifest.provenance
     rollout, dataset = as_table(inputs.get("rollout")), as_table(inputs.get("dataset"))
     functions = as_table(inputs.get("agent_loop")).get("eval_fns")
+    limits = as_table(inputs.get("timeouts"))
     n, seed, dirty = inputs.get("n"), inputs.get("seed"), provenance.get("git_dirty")
     settings = {name: value for name, value in inputs.items() if name not in _ROW_INPUTS}
     return ComparedInputs(
@@ -90,6 +91,10 @@ def read_inputs(path: Path, judges: Collection[str] = ()) -> ComparedInputs:
         eval_functions=tuple(map(str, functions)) if isinstance(functions, list) else (),
         settings_digest=inputs_digest(settings),
         env={str(name): str(value) for name, value in as_table(inputs.get("env")).items()},
+        time_limits_s=(
+            as_number(limits.get("agent_timeout_sec")),
+            as_number(limits.get("grader_timeout_sec")),
+        ),
     )
 
 

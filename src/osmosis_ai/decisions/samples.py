@@ -1,8 +1,8 @@
 """Runs as decisions see them: their inputs, rows and attempts, and two runs with their rows matched.
 
 Invariant: a row is what the agent and its grader got (``datasets.row_digest``), never a place in a file. Rows that
-are copies of each other are one row here, with the attempts of all of them. Imported runs have no row digests: a row
-is then the file's SHA-256 and the position in it, and ``keyed_by`` says so.
+are copies of each other are one row here, with the attempts of all of them. An imported run whose conversations lack
+row digests has none: a row is then the file's SHA-256 and the position in it, and ``keyed_by`` says so.
 
 A row has one label for both runs of a pair. A sample of a row that only one of them has carries no label and is in no
 number. Runs on different rows keep labels of their own.
@@ -68,7 +68,9 @@ class ComparedInputs:
     seed: int | None = None
     pass_threshold: float = 1.0
     selected_rows: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] | None = None
+    time_limits_s: tuple[float | None, float | None] | None = None
+    """Of the agent and of the grader; each is None without a limit."""
     eval_functions: tuple[str, ...] = ()
     settings_digest: str | None = None
 
@@ -231,8 +233,8 @@ class SampleCollector:
             ((row, digests[row] if keyed else f"{dataset}:{places[row]}", places[row]) for row in tried),
         )
         note = (
-            f"The rows of {empty.name} are matched by the dataset's digest and their position, because imported runs "
-            "have no row digests."
+            f"The rows of {empty.name} are matched by the dataset's digest and their position, because the run was "
+            "imported without row digests."
         )
         return replace(
             empty,

@@ -384,6 +384,7 @@ def samples_of_row(
 
 def _without_samples(run: DbRun) -> RunSamples:
     imported, settings = run.imported or {}, evaluation_settings(run.request)
+    limits = settings.agent_workflow_timeout_s, settings.grader_timeout_s
     return RunSamples(
         name=run.name,
         run_id=imported.get("local_run_id") or run.id,
@@ -402,7 +403,8 @@ def _without_samples(run: DbRun) -> RunSamples:
             n=settings.n,
             seed=run.seed if run.imported is None else None,
             pass_threshold=settings.pass_threshold,
-            env=dict(run.request.get("env_config") or {}),
+            env=dict(run.request.get("env_config") or {}) if run.imported is None else None,
+            time_limits_s=limits if run.imported is None else None,
         ),
         row_keys=(),
         keyed_by="row_digest",

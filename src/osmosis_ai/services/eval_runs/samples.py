@@ -15,6 +15,7 @@ from osmosis_ai.decisions.local_runs import find_dataset_file, read_local_sample
 from osmosis_ai.decisions.run_dataset import read_slice_values
 from osmosis_ai.decisions.samples import ComparedInputs, RunSamples, RunSlice
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.evaluation.lenient_json import as_number
 from osmosis_ai.services.eval_runs.info import DescribedEvaluation, describe_run
 from osmosis_ai.services.eval_runs.resolver import Client, names_commit, resolve_run
 from osmosis_ai.services.report_files import ReportFile
@@ -141,6 +142,7 @@ def _inputs(found: DescribedEvaluation) -> ComparedInputs:
     detail, config = found.detail, found.detail.config or {}
     threshold = finite(detail.results.pass_threshold) if detail.results is not None else None
     seed, n = config.get("seed"), config.get("n", 1)
+    limits = as_number(config.get("agent_workflow_timeout_s")), as_number(config.get("grader_timeout_s"))
     origin = detail.eval_run.imported
     return ComparedInputs(
         model=found.model,
@@ -154,7 +156,8 @@ def _inputs(found: DescribedEvaluation) -> ComparedInputs:
         n=n if type(n) is int else None,
         seed=seed if type(seed) is int else None,
         pass_threshold=1.0 if threshold is None else threshold,
-        env=dict(detail.env_config or {}),
+        env=dict(detail.env_config or {}) if origin is None else None,
+        time_limits_s=limits if origin is None else None,
     )
 
 

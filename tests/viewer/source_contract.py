@@ -228,7 +228,8 @@ class SourceContract:
 
         assert found(row=3) == {3}
         assert found(category="exception") == found(boundary="agent") == {5}
-        assert found(category="exception", outcome="passed") == set()
+        assert found(category="exception", outcome="passed") == found(category="timeout") == set()
+        assert found(boundary="unknown") == found(boundary="tool") == set()
         assert found(tokens=(102, None)) == {2}
         assert (found(finish="length"), found(finish="content_filter")) == ({4}, {7})
         assert found(finish="refusal") == found(finish="length", row=7) == set()
@@ -242,6 +243,18 @@ class SourceContract:
         assert found(text="WHAT IS ROW 4") == {4}
         assert found(text="50% of_it") == {5}
         assert found(text="50 _ of") == found(text="\\") == found(text="\ud800\0") == set()
+
+    def test_failures_without_a_source(self, place: PlaceOfRuns) -> None:
+        name = f"uploaded-{next(_numbers)}"
+        place.start(name, rows=3, n=1)
+        unknown = {"boundary": None, "category": None, "error_type": "agent_error", "error": None}
+        place.add(
+            name, [sample_record(0, 0, 1.0), sample_record(1, 0, **unknown), sample_record(2, 0, error="x")]
+        )
+        found = listed(place.source, name, SampleQuery(boundary="unknown", category="agent_error"))
+        assert places_of(found) == [(1, 0)]
+        kinds = [(each.boundary, each.category) for each in place.source.run("eval", name).failures]
+        assert kinds == [(None, "agent_error"), ("agent", "exception")]
 
     def test_text_filter_ignores_case(self, place: PlaceOfRuns) -> None:
         name = f"letters-{next(_numbers)}"

@@ -86,6 +86,16 @@ def test_failure() -> None:
     assert "No conversation was recorded." in text
 
 
+@pytest.mark.parametrize(
+    ("digest", "said"),
+    [("9" * 64, "No other run has this row."), (None, "uploaded without a digest of this row")],
+)
+def test_row_that_is_in_no_other_run(digest: str | None, said: str) -> None:
+    source = a_source()
+    source.listed["one"] = [a_sample(1, attempt, row_digest=digest) for attempt in (0, 1)]
+    assert said in page_of(source, f"{HERE}?elsewhere=1")
+
+
 def test_next_and_previous_keep_the_filter() -> None:
     pages = visitor(a_source())
     text = page_text(pages.get(f"{HERE}?outcome=passed&q="))

@@ -121,6 +121,7 @@ def pages() -> TestClient:
         failures=[
             FailureCount("agent", "crash", 2, (1, 1), HOSTILE),
             FailureCount("provider", None, 2, (3, 0)),
+            FailureCount(None, "agent_error", 1, (5, 1)),
         ],
         rewards=Histogram([0.0, 0.5, 1.0], [4, 4]),
         previous=before,
@@ -165,6 +166,7 @@ def test_run_page(pages: TestClient) -> None:
     assert "mean over 5 rows, 8 scored attempts" in text
     assert "korn-graubard" in text
     assert "/evals/calm-fern-1/samples/1.1?outcome=failed&amp;boundary=agent&amp;category=crash" in text
+    assert "/samples?outcome=failed&amp;boundary=unknown&amp;category=agent_error" in text
     assert "/evals/calm-fern-1/samples?row=0" in text
     assert "/compare?run=calm-fern-0&amp;run=calm-fern-1" in text
     assert "OPENAI_API_KEY" in text and "--retry-failed" in text and "evaluation.n" in text
@@ -210,7 +212,7 @@ def test_conversation_search(pages: TestClient) -> None:
     "words",
     [
         *("outcome=good", "outcome=passed&outcome=failed", "sort=reward&sort=row", "row=1&row=2"),
-        *("category=zz", "finish=stop", "row=-1", "row=1e3", f"row={10**24}", "boundary=zz"),
+        *("finish=stop", "row=-1", "row=1e3", f"row={10**24}", "boundary=zz"),
         *("group=colour", "in=dreams", "min_reward=nan", "min_reward=2&max_reward=1", "max_cost=much"),
         *("sort=name", "cursor=x", "dir=1"),
     ],
@@ -219,6 +221,19 @@ def test_invalid_sample_filters(pages: TestClient, words: str) -> None:
     page_text(pages.get(f"/evals/calm-fern-1/samples?{words}"), status=400)
     if words != "cursor=x":
         page_text(pages.get(f"/evals/calm-fern-1/samples.csv?{words}"), status=400)
+
+
+@pytest.mark.parametrize(
+    "words", ["category=zz", "boundary=tool&category=zz", "boundary=unknown&category=zz"]
+)
+def test_cause_that_no_attempt_has(pages: TestClient, words: str) -> None:
+    assert "No attempt matches" in page_text(pages.get(f"/evals/calm-fern-1/samples?{words}"))
+    assert len(pages.get(f"/evals/calm-fern-1/samples.csv?{words}").text.splitlines()) == 1
+
+
+def test_duration_is_filtered_and_sorted_by_one_name(pages: TestClient) -> None:
+    text = page_text(pages.get("/evals/calm-fern-1/samples?min_duration=0.5&sort=duration"))
+    assert 'name="min_duration" value="0.5"' in text and 'name="sort" value="duration"' in text
 
 
 def test_sample_exports(pages: TestClient) -> None:

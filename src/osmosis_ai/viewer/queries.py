@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, urlencode
 
 from osmosis_ai.controller.outcomes import ErrorSource
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.results import UNKNOWN
 from osmosis_ai.llm.replies import FLAGGED
 from osmosis_ai.ui.numbers import parse_date
 from osmosis_ai.viewer.local_runs import RunKind
@@ -26,7 +27,7 @@ _RUN_TEXTS = ("status", "model", "dataset", "rollout", "person", "commit")
 _RANGES = (
     ("reward", "reward", 1.0),
     ("tokens", "tokens", 1.0),
-    ("duration_ms", "seconds", 1000.0),
+    ("duration_ms", "duration", 1000.0),
     ("cost_usd", "cost", 1.0),
 )
 """Field of the query, parameter, and field units in one unit of the parameter."""
@@ -98,7 +99,7 @@ def sample_query(words: Words) -> SampleQuery:
         outcome=choice_of(words, "outcome", get_args(Outcome)),
         row=whole_number(words, "row"),
         category=word(words, "category"),
-        boundary=choice_of(words, "boundary", get_args(ErrorSource)),
+        boundary=choice_of(words, "boundary", (*get_args(ErrorSource), UNKNOWN)),
         finish=choice_of(words, "finish", FLAGGED),
         **{field: _range(words, name, scale) for field, name, scale in _RANGES},
         text=word(words, "q") or "",

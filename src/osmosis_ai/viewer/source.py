@@ -181,7 +181,10 @@ class RunDetail:
 
 @dataclass(frozen=True, slots=True)
 class SampleQuery:
-    """A query for attempts; ranges are inclusive, ``text`` is searched for in previews and errors."""
+    """A query for attempts; ranges are inclusive, ``text`` is searched for in previews and errors.
+
+    The ``boundary`` of failures without one is ``unknown``; only uploaded runs have them.
+    """
 
     outcome: Outcome | None = None
     row: int | None = None

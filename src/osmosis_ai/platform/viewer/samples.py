@@ -28,6 +28,7 @@ from osmosis_ai.api.models.eval_runs import RunOrigin
 from osmosis_ai.config.sections import EvaluationSettings
 from osmosis_ai.decisions.samples import SAMPLE_FIELDS, ComparedInputs, RunSamples, SampleCollector
 from osmosis_ai.errors import ConflictError
+from osmosis_ai.evaluation.results import UNKNOWN
 from osmosis_ai.platform.db.keyset import (
     KeysetOrder,
     KeysetPlace,
@@ -216,7 +217,8 @@ class SampleLists:
         if query.category is not None:
             found += [DbSample.status == "failed", _category == query.category]
         if query.boundary is not None:
-            found += [DbSample.status == "failed", DbSample.boundary == query.boundary]
+            source = None if query.boundary == UNKNOWN else query.boundary
+            found += [DbSample.status == "failed", DbSample.boundary == source]
         for name, value in values.items():
             low, high = getattr(query, name)
             found += [value >= literal(low, Float())] if low is not None else []

@@ -25,6 +25,7 @@ from osmosis_ai.errors import NotFoundError, OsmosisError, reason_of
 from osmosis_ai.evaluation import attempt_files, journal
 from osmosis_ai.evaluation.local_results import LocalResults, describe_lost_results, pass_threshold_of
 from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.evaluation.results import UNKNOWN
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import read_log
 from osmosis_ai.files import open_regular, size_of
@@ -363,8 +364,8 @@ class AttemptIndex:
             values["finish"] = f'%"{query.finish}":%'
         for name, wanted in (("category", query.category), ("boundary", query.boundary)):
             if wanted is not None:
-                conditions.append(f"status = 'failed' AND {name} = :{name}")
-                values[name] = wanted
+                conditions.append(f"status = 'failed' AND {name} IS :{name}")
+                values[name] = None if wanted == UNKNOWN else wanted
         for name in ("reward", "tokens", "duration_ms", "cost_usd"):
             column = name if SORTED_BY[query.sort] == name else f"+{name}"
             for sign, end, bound in zip((">=", "<="), ("low", "high"), getattr(query, name), strict=True):

@@ -16,6 +16,7 @@ from markupsafe import Markup
 from osmosis_ai.decisions.samples import RunSlice, run_slices
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.metrics import LEAST_SCORED, RunScore, describe_few_scored
+from osmosis_ai.evaluation.results import UNKNOWN
 from osmosis_ai.rubric.documents import ReadRecord, describe_result, read_records
 from osmosis_ai.training.runs import metrics
 from osmosis_ai.training.runs.curves import LEAST_WORDS, TrainingCurves, after_steps
@@ -35,7 +36,6 @@ from osmosis_ai.viewer.source import (
     RunDetail,
     RunEntry,
     SampleEntry,
-    SampleQuery,
     page_from,
     sample_entry,
 )
@@ -98,8 +98,6 @@ def samples(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     cursor, source = word(words, "cursor"), view.source
     search = search_conversations(source, run, query, cursor=cursor) if in_conversations else None
     found = search.page if search else source.samples(run, query, limit=SAMPLES_A_PAGE, cursor=cursor)
-    if not found.items and found.progress is None:
-        require_category(view, run, query)
     filters = queries.kept_words(words, queries.SAMPLE_WORDS)
     here = view.run_href("eval", run, "samples")
     shown = filters | {"group": grouped or "", "in": "conversations" if in_conversations else ""}
@@ -143,13 +141,6 @@ def _varies(samples: Sequence[SampleEntry], sort: str) -> bool:
 
 def _causes(view: Viewing, run: str) -> set[str]:
     return {each.category for each in view.source.run("eval", run).failures if each.category}
-
-
-def require_category(view: Viewing, run: str, query: SampleQuery) -> None:
-    known = sorted(_causes(view, run)) if query.category is not None else []
-    if query.category is not None and query.category not in known:
-        there = f"its failures are {', '.join(known[:20])}" if known else "it has no failures"
-        raise OsmosisError(f"no attempt of this run failed with the category {query.category!r}: {there}.")
 
 
 LINES_A_PAGE = 200
@@ -257,7 +248,8 @@ def log_tail(view: Viewing, run: RunEntry) -> Mapping[str, Any]:
 
 
 def _filter(failure: FailureCount) -> str:
-    return query_string({"outcome": "failed", "boundary": failure.boundary, "category": failure.category})
+    source = failure.boundary or UNKNOWN
+    return query_string({"outcome": "failed", "boundary": source, "category": failure.category})
 
 
 def _rewards(detail: RunDetail) -> charts.SvgChart | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -52,3 +53,42 @@ def test_upload_of_a_local_run(world: World) -> None:
     assert refused.error["code"] == "CONFLICT" and "was imported" in refused.error["message"]
     allowed = world.json("eval", "gate", "baseline", "--max", "failed=1", "--allow-imported")
     assert allowed.resource["verdict"] == "pass"
+
+
+BREAKS = """\
+        if ctx.prompt[-1]["content"] == {first!r}:
+            raise RuntimeError("no luck")
+"""
+
+
+def test_export_of_an_uploaded_run(world: World) -> None:
+    """An attempt that failed before its first model call, and another one."""
+    agent = world.root / "rollouts" / "breaking"
+    shutil.copytree(world.root / "rollouts" / "multiply", agent)
+    first = json.loads((world.root / "data" / "multiply.jsonl").open().readline())["user_prompt"]
+    start = "        messages: list"
+    code = (agent / "main.py").read_text()
+    (agent / "main.py").write_text(code.replace(start, BREAKS.format(first=first) + start, 1))
+    config = world.write_config("breaking", rollout="breaking")
+    ran = world.json("eval", "run", config, "--name", "breaking", "--upload", "--yes").resource
+
+    told = json.loads(world.json("eval", "info", "platform:breaking").out)["data"]
+    counts = told["metrics"]["estimates"]["counts"]
+    assert counts == ran["metrics"]["estimates"]["counts"] and counts["failed_by_boundary"] == {"agent": 1}
+    exported = []
+    for run in ("breaking", "platform:breaking"):
+        done = world.json("eval", "export", run, "--format", "jsonl", "-o", f"{run[:8]}.jsonl")
+        assert done.status == 0, done.err
+        lines = (world.root / f"{run[:8]}.jsonl").read_text().splitlines()
+        exported.append([json.loads(line) for line in lines])
+    here, there = exported
+    assert [each["error"] for each in there] == [each["error"] for each in here]
+    assert there[0]["error"].endswith("no luck") and there[1]["finish_reasons"] and there[1]["row_digest"]
+    # The sum of rounded calls, and the rounded sum.
+    latency_ms = here[1].pop("model_latency_ms")
+    assert there[1].pop("model_latency_ms") == pytest.approx(latency_ms, abs=0.01)
+    differ = [
+        {name for name in one if one[name] != other[name]} for one, other in zip(here, there, strict=True)
+    ]
+    # A conversation without metrics does not state that the model was never called.
+    assert differ == [{"model_calls"}, set()]

@@ -53,7 +53,8 @@ class World:
 
     def record(self, run: int = 0) -> TerminalRecord:
         """Journal a result of the rollout ``r<run>``."""
-        result, events = record(0, run, rollout_id=f"r{run}"), self.directory.events
+        result = record(0, run, rollout_id=f"r{run}", row_digest="cd" * 16)
+        events = self.directory.events
         offset = events.stat().st_size if events.exists() else 0
         append_records(events, [result])
         self.table.set_result(result, offset)
@@ -124,12 +125,16 @@ CALL = LastCall(
 )
 
 
-async def test_failure_is_in_its_conversation(world: World) -> None:
+@pytest.mark.parametrize(("call", "said"), [(CALL, ["as called", "forty"]), (None, ["6 x 7?"])])
+async def test_failure_is_in_its_conversation(world: World, call: LastCall | None, said: list[str]) -> None:
     cause = {"boundary": "agent", "category": "exception", "error": f"refused {SECRET}"}
-    failed = record(rollout_id="r0", status="failed", reward=None, **cause)
-    found = await stored(world, failed, last_call=CALL)
+    failed = record(rollout_id="r0", status="failed", reward=None, row_digest="ab" * 16, **cause)
+    found = await stored(world, failed, last_call=call)
     assert found is not None
-    failure = found["extra"]["osmosis"]["failure"]
+    assert [step["message"] for step in found["steps"]] == said
+    facts = found["extra"]["osmosis"]
+    assert (facts["row_digest"], facts.get("from_model_calls")) == ("ab" * 16, call and True)
+    failure = facts["failure"]
     assert (failure["source"], failure["code"]) == ("agent", "exception")
     assert failure["error"].startswith("refused") and SECRET not in failure["error"]
 
@@ -187,10 +192,15 @@ async def test_server_trajectory_replaces_ours(world: World, monkeypatch: pytest
     world.artifact("a.txt")
     writer = await written(world, MINE)
     assert world.trajectory() == MINE and world.artifacts() == ["a.txt"]
-    world.server_writes(said=f"the key is {SECRET}")
+    world.server_writes(said=f"the key is {SECRET}", extra={"osmosis": {"reward": 1}, "more": 2})
     monkeypatch.setattr(attempt_files, "SERVER_FILE_WAIT_S", 0.0)
     await writer.write()
-    expected = {"session_id": "r0", "steps": ["server"], "said": "the key is [REDACTED]"}
+    expected = {
+        "session_id": "r0",
+        "steps": ["server"],
+        "said": "the key is [REDACTED]",
+        "extra": {"osmosis": {"reward": 1, "row_digest": "cd" * 16}, "more": 2},
+    }
     assert world.trajectory() == expected
     line = world.directory.conversations.read_bytes()
     assert json.loads(line) == {"rollout_id": "r0", "trajectory": expected}

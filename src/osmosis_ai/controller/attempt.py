@@ -233,7 +233,7 @@ class RunningAttempt:
         return None
 
     def trajectory(self) -> Trajectory | None:
-        """Return the conversation: the messages of the grader's sample, otherwise those of the last model call.
+        """Return the conversation: the grader's sample, otherwise the last model call, otherwise the prompt.
 
         Messages and reports are the agent's: errors are logged, not raised.
         """
@@ -247,7 +247,9 @@ class RunningAttempt:
         row, usage = self.attempt.row, self.used_so_far()
         try:
             if from_calls := sample is None or not sample.messages:
-                sample = RolloutSample(messages=usage.last_call.messages() if usage.last_call else [])
+                sample = RolloutSample(
+                    messages=usage.last_call.messages() if usage.last_call else row.messages
+                )
             if not sample.messages:
                 return None
             sample.trajectory_messages = sample.messages
@@ -259,7 +261,7 @@ class RunningAttempt:
                 request_extra_fields=self.attempt.position,
                 # A provider may report malformed token counts.
                 report=report_from_response({"trajectory": usage.report}),
-                from_model_calls=from_calls,
+                from_model_calls=from_calls and usage.last_call is not None,
                 tools=usage.last_call.tools() if usage.last_call else None,
             )
         except Exception:

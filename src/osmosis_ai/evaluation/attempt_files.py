@@ -32,6 +32,7 @@ import orjson
 
 from osmosis_ai.errors import NotFoundError, OsmosisError, reason_of
 from osmosis_ai.evaluation.journal import Journal, JournalReader, committed_lines
+from osmosis_ai.evaluation.lenient_json import as_table
 from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.run_directory import (
     ARTIFACTS,
@@ -142,17 +143,19 @@ class AttemptFilesWriter:
         self._with_left_out = 0
         self._find_written()
 
-    async def append(self, record: TerminalRecord, found: Trajectory | None) -> Mapping[str, Any] | None:
-        """Make the conversation of an attempt durable and return it without secrets; None if there is none."""
+    async def append(
+        self, record: TerminalRecord, found: Trajectory | None, *, run_ms: int | None = None
+    ) -> Mapping[str, Any] | None:
+        """Make the conversation of an attempt durable and return it without secrets; None if there is none.
+
+        ``run_ms`` is how long the sessions of the run have taken.
+        """
         if found is None:
             return None
         try:
-            document = found.model_dump(exclude_none=True)
-            if record.status == "failed":
-                # Uploads do not include the journal, and the index has no field for the cause.
-                failure = {"source": record.boundary, "code": record.category, "error": record.error}
-                document.setdefault("extra", {}).setdefault("osmosis", {})["failure"] = failure
-            trajectory: Mapping[str, Any] = self._redactor.tree(document)
+            trajectory: Mapping[str, Any] = self._redactor.tree(
+                _with_facts(found.model_dump(exclude_none=True), record, run_ms=run_ms)
+            )
             line = conversation_line(record.rollout_id, trajectory)
         except (RecursionError, ValueError, TypeError) as error:
             self._warn(f"could not store the conversation: {error}", record.rollout_id)
@@ -286,7 +289,7 @@ class AttemptFilesWriter:
                 if trajectory is None and pending:
                     trajectory = _read_trajectory(trial, PENDING_TRAJECTORY_FILE, attempt.record.rollout_id)
                 if trajectory is not None:
-                    trajectory = self._redactor.tree(trajectory)
+                    trajectory = self._redactor.tree(_with_facts(trajectory, attempt.record))
                     self._server_versions.append(conversation_line(attempt.record.rollout_id, trajectory))
                     if self._writes_files:
                         self._write_trajectory(attempt, trajectory)
@@ -329,6 +332,18 @@ class AttemptFilesWriter:
 
     def _warn(self, message: str, rollout_id: str) -> None:
         self._log.write("trajectory", message, level="WARNING", rollout_id=rollout_id)
+
+
+def _with_facts(
+    trajectory: Mapping[str, Any], record: TerminalRecord, *, run_ms: int | None = None
+) -> dict[str, Any]:
+    """Return a trajectory with what the index has no field for: uploads do not include the journal."""
+    facts: dict[str, Any] = {"row_digest": record.row_digest, "run_duration_ms": run_ms}
+    if record.status == "failed":
+        facts["failure"] = {"source": record.boundary, "code": record.category, "error": record.error}
+    extra = as_table(trajectory.get("extra"))
+    known = {name: value for name, value in facts.items() if value is not None}
+    return {**trajectory, "extra": {**extra, "osmosis": {**as_table(extra.get("osmosis")), **known}}}
 
 
 def conversation_line(rollout_id: str, trajectory: Mapping[str, Any]) -> bytes:

@@ -469,7 +469,8 @@ class _Session(AttemptResults):
         if self._table.offset(row_index, run_index) >= 0:
             # Remove the files of the older result first.
             await asyncio.to_thread(self._files.remove, row_index, run_index)
-        trajectory = await self._files.append(record, running.trajectory())
+        run_ms = round(self._spending.elapsed_s * 1000)
+        trajectory = await self._files.append(record, running.trajectory(), run_ms=run_ms)
         offset = await self._journal.append(record)
         self._table.set_result(record, offset)
         self._finished += 1

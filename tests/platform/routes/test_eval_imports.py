@@ -11,8 +11,10 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from osmosis_ai.platform.db.tables import DbSample
+from osmosis_ai.controller.record import TerminalRecord
+from osmosis_ai.platform.db.tables import DbRun, DbSample
 from osmosis_ai.platform.runs import imported_run
+from osmosis_ai.platform.viewer.source import PlatformSource
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 from tests.platform.local_runs import IMPORTS, LocalRun, rollout_id, started, trajectory
 
@@ -197,6 +199,63 @@ def test_cause_of_a_failure(
     with_trajectories(run, {"told": {"failure": stated}}).upload(api)
     sample = imported_samples(world)[0]
     assert (sample.status, sample.boundary, sample.category, sample.error) == ("failed", *imported)
+
+
+def test_journal_of_an_imported_run(api: TestClient, run: LocalRun) -> None:
+    run.files["index.jsonl"] = run.files["index.jsonl"].replace(b'"duration_ms": 1200', b'"duration_ms": 0.5')
+    step = {"step_id": 1, "source": "agent", "message": "north", "metrics": CALL}
+    with_trajectories(run, {"steps": [step], "told": {"row_digest": "ab" * 16}}).upload(api)
+    where = f"/api/cli/eval-runs/{run.name}/samples"
+    assert api.get(f"{where}/manifest", params={"types": "journal"}).json()["totals"]["files"] == 1
+    items = {"items": [{"path": "events.jsonl"}]}
+    (journal,) = api.post(f"{where}/download-urls", json=items).json()["items"]
+    records = [TerminalRecord.from_line(line) for line in api.get(journal["url"]).content.splitlines(True)]
+    assert [record.status for record in records] == ["success"] * 4 + ["failed", "success"]
+    first = records[0]
+    assert (first.row_digest, first.cost_usd, first.finish_reasons) == ("ab" * 16, 0.25, {"length": 1})
+    assert (first.source_row_index, first.total_tokens, first.reward) == (0, 10, 1.0)
+
+
+def test_times_and_rows_of_imported_runs(api: TestClient, world: World) -> None:
+    """The later run is uploaded first. It paused for seven of its ten minutes."""
+    for name, hour, digest in (("later", 8, "1" * 64), ("earlier", 7, "2" * 64)):
+        run = LocalRun(name=name)
+        told = [{"row_digest": "ab" * 16, "run_duration_ms": ms} for ms in (180_000, 60_000)]
+        with_trajectories(run, *({"told": each} for each in told))
+        announced = run.start()["run"] | {"started_at": f"2026-11-02T0{hour}:00:00Z"}
+        run.upload(api, manifest_digest=digest, local_run_id=digest[:32], run=announced)
+    listed = api.get("/api/cli/eval-runs").json()["eval_runs"]
+    assert [(each["name"], each["started_at"][11:16]) for each in listed] == [
+        ("later", "08:00"),
+        ("earlier", "07:00"),
+    ]
+    assert api.get("/api/cli/eval-runs/later/metrics").json()["overview"]["duration_ms"] == 180_000
+
+    with world.services.db.session() as session:
+        source = PlatformSource(world.services, session.scalars(select(DbRun.workspace_id)).first() or "")
+    detail = source.run("eval", "later")
+    assert detail.summary.duration_s == 180
+    assert detail.previous is not None and detail.previous.name == "earlier"
+    assert source.run("eval", "earlier").previous is None
+    found = source.elsewhere("ab" * 16, limit=9)
+    assert [(run.name, sample.row) for run, sample in found] == [
+        ("later", 0),
+        ("later", 1),
+        ("earlier", 0),
+        ("earlier", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    "told", [{"row_digest": "AB" * 16, "run_duration_ms": -1}, {"row_digest": 7, "run_duration_ms": 10**18}]
+)
+def test_hostile_facts_of_a_trajectory_are_left_out(
+    api: TestClient, world: World, run: LocalRun, told: dict[str, Any]
+) -> None:
+    assert with_trajectories(run, {"told": told}).upload(api).status_code == 200
+    assert imported_samples(world)[0].row_digest is None
+    overview = api.get(f"/api/cli/eval-runs/{run.name}/metrics").json()["overview"]
+    assert overview["duration_ms"] == 600_000
 
 
 def test_hostile_numbers_of_a_trajectory_are_left_out(api: TestClient, world: World, run: LocalRun) -> None:

@@ -19,6 +19,7 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple, cast
 
 import orjson
+from msgspec.structs import replace
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -63,7 +64,7 @@ from osmosis_ai.platform.db.tables import (
 )
 from osmosis_ai.platform.log_lines import Level, LogLine
 from osmosis_ai.platform.logs import LogStore
-from osmosis_ai.platform.runs.journals import sample_row
+from osmosis_ai.platform.runs.journals import pack_journal, sample_row
 from osmosis_ai.platform.runs.requests import RowSelection
 from osmosis_ai.platform.runs.results import summarised_results
 from osmosis_ai.redaction import Redactor
@@ -73,6 +74,7 @@ from osmosis_ai.rollout.trajectory import parse_timestamp, trajectory_problem
 _GIB, _MIB = 1 << 30, 1 << 20
 _PROVENANCE = ("sdk_version", "git_head", "git_branch", "git_dirty", "config_branch", "config_commit_sha")
 _MOST_ROWS = 10**9
+_ROW_DIGEST = re.compile(r"[0-9a-f]{32}")
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _RESERVED_NAME = re.compile(r"imports|check|run_[0-9a-f]{24}")
 """Routes next to those of runs, and ids of runs."""
@@ -236,6 +238,7 @@ class ReceivedRun:
     total_rows: int
     entries: Sequence[IndexEntry]
     records: Sequence[TerminalRecord]
+    duration_ms: float
     files: Sequence[DbEvalImportFile]
     log: Sequence[LogLine]
 
@@ -249,6 +252,9 @@ class ReceivedRun:
         with blobs.open(by_path[INDEX].blob_key) as lines:
             entries = read_index(lines, rows=len(rows), n=n)
         details = _read_trajectories(blobs, by_path, entries)
+        # Only trajectories have the time without the pauses between sessions.
+        durations = [duration for each in details.values() if (duration := each.pop("run_duration_ms", None))]
+        whole_ms = (announced.run.completed_at - announced.run.started_at).total_seconds() * 1000
         records = [
             TerminalRecord(
                 entry.row_index,
@@ -265,7 +271,19 @@ class ReceivedRun:
             for entry in entries
         ]
         log = _read_log(blobs, by_path[LOG]) if LOG in by_path else []
-        return cls(upload, announced, rows, total_rows, entries, records, files, log)
+        duration_ms = min(whole_ms, max(durations, default=whole_ms))
+        return cls(upload, announced, rows, total_rows, entries, records, duration_ms, files, log)
+
+    @property
+    def journal_blob(self) -> str:
+        """The key of the journal that :meth:`pack_journal` stores."""
+        return f"runs/{self.upload.run_id}/journals/imported-events.jsonl.gz"
+
+    def pack_journal(self, blobs: BlobStore) -> None:
+        """Store the records as the journal of a run that the platform executed, for exports."""
+        # In journals, zero means unknown.
+        lines = (replace(record, duration_ms=round(record.duration_ms or 0)) for record in self.records)
+        pack_journal((record.to_line() for record in lines), self.journal_blob, blobs, Redactor())
 
     def store(self, session: Session, logs: LogStore, now: datetime) -> None:
         upload, run = self.upload, self._run(session, now)
@@ -318,7 +336,8 @@ class ReceivedRun:
             name=_free_name(session, upload.workspace_id, announced.name),
             status="finished",
             creator_id=upload.creator_id,
-            created_at=now,
+            # Lists are ordered by this moment.
+            created_at=min(announced.started_at, now),
             started_at=announced.started_at,
             completed_at=announced.completed_at,
             request={
@@ -341,6 +360,7 @@ class ReceivedRun:
             progress={"completed": len(self.entries), "total": len(self.entries)},
             results=summarised_results(sizes, metrics),
             metrics=metrics,
+            journal_blob=self.journal_blob,
             imported={
                 "local_run_id": upload.local_run_id,
                 "local_run_name": announced.name,
@@ -356,7 +376,7 @@ class ReceivedRun:
             table.set_result(record)
         metrics = compute_metrics(table, pass_threshold=run.evaluation_config.pass_threshold)
         return {
-            "duration_ms": round((run.completed_at - run.started_at).total_seconds() * 1000),
+            "duration_ms": round(self.duration_ms),
             "summary": metrics.summary,
             "estimates": metrics.estimates.model_dump(mode="json"),
         }
@@ -498,11 +518,17 @@ _LARGEST = 1e12
 
 
 def _trajectory_details(content: bytes, *, is_failed: bool) -> dict[str, Any]:
-    """Return the fields of a record that a trajectory states; it raises nothing."""
+    """Return the fields of a record that a trajectory states, and ``run_duration_ms``; it raises nothing."""
     conversation = read_conversation(content)
     extra = conversation.facts.get("sample_extra_fields")
     noted = read_grader_notes(extra if isinstance(extra, Mapping) else {})
-    texts: dict[str, Any] = {"notes": noted.notes, "parts": dict(noted.parts)}
+    digest = as_text(conversation.facts.get("row_digest"))
+    texts: dict[str, Any] = {
+        "notes": noted.notes,
+        "parts": dict(noted.parts),
+        "row_digest": digest if digest and _ROW_DIGEST.fullmatch(digest) else None,
+        "run_duration_ms": _count(conversation.facts.get("run_duration_ms")),
+    }
     if is_failed:
         cause = as_table(conversation.facts.get("failure"))
         source, error = cause.get("source"), as_text(cause.get("error"))

@@ -151,6 +151,7 @@ class EvalImportStore:
                 f"{len(missing)} of {len(state.files)} files have not arrived, the first is `{missing[0]}`."
             )
         received = ReceivedRun.read(state.row, state.files, self._blobs)
+        received.pack_journal(self._blobs)
         for left in reversed(range(_TRIES)):
             try:
                 with self._db.transaction() as session:

@@ -392,7 +392,7 @@ def _common_facts(run: DbRun) -> Iterator[tuple[str, str]]:
     yield "Environment", run.environment or ""
     yield "Isolation", run.isolation or ""
     yield "Dataset, SHA-256", str((run.selection or {}).get("sha256") or "")
-    yield "Submitted", date(run.created_at)
+    yield "Submitted", date(run.created_at) if run.imported is None else ""
     yield from execution_rows(run.request.get("advanced_config"))
     yield "Platform", run.platform_version or ""
 

@@ -197,8 +197,8 @@ def _files_of(found: RunDirectory, entry: IndexEntry, secrets: Mapping[str, byte
     if entry.trajectory_filename is not None:
         path = trial / entry.trajectory_filename
         copy = found.trajectories / f"{item_name(entry.row_index, entry.run_index)}.json"
-        # Only servers that write trajectories themselves leave one with their other files.
-        trajectory = path if path.exists() or path.is_symlink() else copy
+        # The copy has no secrets, and facts that the rollout's server does not know.
+        trajectory = path if path.exists() and not copy.exists() else copy
         file = _hashed(found.path, trajectory, secrets, wire_path=path)
         with _opened(trajectory) as stream:
             problem = trajectory_problem(stream.read(), entry.rollout_id, entry.row_index, entry.run_index)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from datetime import datetime
 
 import pytest
 
@@ -92,3 +94,16 @@ def test_export_of_an_uploaded_run(world: World) -> None:
     ]
     # A conversation without metrics does not state that the model was never called.
     assert differ == [{"model_calls"}, set()]
+
+
+def test_duration_of_a_paused_run(world: World) -> None:
+    run = ("eval", "run", world.write_config("paused"), "--name", "paused", "--yes")
+    assert world.json(*run, "--max-in-flight", "1", "--max-tokens", "1").status == 1
+    time.sleep(3)
+    assert world.json(*run, "--upload").resource["pending"] == 0
+    told = json.loads(world.json("eval", "info", "platform:paused").out)["data"]
+    moments = [
+        datetime.fromisoformat(told["eval_run"][f"{name}_at"][:23]) for name in ("started", "completed")
+    ]
+    whole_s = (moments[1] - moments[0]).total_seconds()
+    assert 0 < told["metrics"]["overview"]["duration_ms"] / 1000 < whole_s - 3

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.evaluation.local_results import read_local_results
 from osmosis_ai.evaluation.manifest import Manifest, run_lock
@@ -51,6 +53,11 @@ def with_crc(body: bytes) -> bytes:
     """Return the journal line of ``body``, a JSON object with its newline."""
     known = body.removesuffix(b"}\n")
     return b'%s,"crc":%d}\n' % (known, zlib.crc32(known))
+
+
+def foreign_line(line: bytes) -> bytes:
+    """Return a journal line like ``line``, of a row with other content."""
+    return msgspec.structs.replace(TerminalRecord.from_line(line), row_digest="ab" * 32).to_line()
 
 
 def append_records(events: Path, records: Iterable[TerminalRecord]) -> None:

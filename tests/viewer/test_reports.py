@@ -26,17 +26,16 @@ from osmosis_ai.viewer.reports import (
     write_training_report,
 )
 from osmosis_ai.viewer.source import FailureCount, RunDetail, RunQuery, SampleQuery
+from tests.cli.eval_world import CONFIG, World
 from tests.cli.trained_runs import trained_here
 from tests.evaluation.builders import record
-from tests.evaluation.recording_hooks import RecordingHooks
-from tests.evaluation.rollouts import write_rows
-from tests.evaluation.test_runner import World
 from tests.full_disk import files_of_at_most
 from tests.standin_model import Reply, StandInModel
 from tests.viewer.browsing import page_text, visitor
 from tests.viewer.builders import a_document, learned, tiles_of, trajectory, two_runs
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
 from tests.viewer.source_contract import listed
+from tests.workspace.builders import MINIMAL_EVAL
 
 HOSTILE = "</details><script>alert(1)</script><img src=http://evil.example/x onerror=alert(1)>\u202e"
 
@@ -264,13 +263,15 @@ async def test_no_page_index_or_report_has_a_secret(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("OSMOSIS_CACHE_DIR", str(tmp_path / "index"))
     async with StandInModel(lambda _: Reply(f"the model knows {CANARY}")) as model:
         world = World(tmp_path, model)
-        world.hooks = RecordingHooks({"AGENT_KEY": CANARY})
-        write_rows(world.rows, ["raise", f"the user has {CANARY}"])
-        summary = await world.run(secret_names=("AGENT_KEY",))
-        assert (summary.succeeded, len(summary.failures)) == (1, 1)
+        (world.workspace.root / CONFIG).write_text(MINIMAL_EVAL.replace("[]", '["AGENT_KEY"]'))
+        (world.workspace.root / ".env").write_text(f"AGENT_KEY={CANARY}\n")
+        world.rows(["raise", f"the user has {CANARY}"])
+        summary = (await world.run("--name", "run")).resource
+        assert (summary["succeeded"], summary["failed"]) == (1, 1)
+        directory = world.workspace.evals_dir / "run"
 
     cache = tmp_path / "index"
-    source = LocalSource(world.directory, cache_dir=cache)
+    source = LocalSource(directory, cache_dir=cache)
     samples = listed(source, "run", SampleQuery())
     assert [sample.input for sample in samples] == ["raise", f"the user has {HIDDEN}"]
     client = visitor(source)
@@ -283,7 +284,7 @@ async def test_no_page_index_or_report_has_a_secret(tmp_path: Path, monkeypatch:
     assert f"the model knows {HIDDEN}" in pages[-1] and f"key={HIDDEN}" in pages[-2]
 
     file = tmp_path / "report.html"
-    _, content = report_run(str(world.directory), ReportFile(file), RunReportOptions())
+    _, content = report_run(str(directory), ReportFile(file), RunReportOptions())
     report = file.read_text()
     assert content is not None and content.conversations
     for said in (f"the model knows {HIDDEN}", f"the user has {HIDDEN}", f"key={HIDDEN}"):

@@ -125,7 +125,7 @@ def test_report_of_a_downloaded_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     report_run(str(directory), ReportFile(file, overwrite=True), RunReportOptions())
     assert "as it should" in file.read_text()
     assert sorted(path.name for path in directory.rglob("*")) == sorted([*before, "events.jsonl"])
-    with pytest.raises(OsmosisError, match="downloaded from a platform"):
+    with pytest.raises(OsmosisError, match="is a platform's run; its pages are there"):
         open_viewer(str(directory), host="127.0.0.1", port=0)
 
 

@@ -158,6 +158,13 @@ def test_invalid_bodies(api: TestClient, content: bytes, reason: str) -> None:
     assert "sk-canary" not in reply.text
 
 
+@pytest.mark.usefixtures("code")
+def test_a_dataset_by_its_id(api: TestClient) -> None:
+    dataset = api.get("/api/cli/datasets/multiply").json()
+    run = submitted(api, experiment_config=experiment(dataset=dataset["id"]))
+    assert api.get(f"{RUNS}/{run['id']}").json()["dataset"] == {"id": dataset["id"], "name": "multiply"}
+
+
 def test_unknown_datasets(api: TestClient, world: World, stranger: Member) -> None:
     body = refused(api, 404, "DATASET_NOT_FOUND", experiment_config=experiment(dataset="multiplyy"))
     assert body["error"] == "there is no dataset 'multiplyy' in this workspace; did you mean multiply?"

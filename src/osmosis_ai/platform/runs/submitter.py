@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.exc import IntegrityError
 
 from osmosis_ai._version import __version__
@@ -219,13 +219,15 @@ class RunSubmitter:
             raise rejected([Issue("advanced.validation_rows", problem)])
         return None
 
-    def _dataset(self, workspace_id: str, name: str, *, key: str = "experiment.dataset") -> DbDataset:
+    def _dataset(self, workspace_id: str, name_or_id: str, *, key: str = "experiment.dataset") -> DbDataset:
         with self._db.session() as session:
             of_workspace = DbDataset.workspace_id == workspace_id
-            dataset = session.scalar(select(DbDataset).where(of_workspace, DbDataset.name == name))
+            is_named = or_(DbDataset.id == name_or_id, DbDataset.name == name_or_id)
+            by_id_first = select(DbDataset).where(of_workspace, is_named).order_by(DbDataset.id != name_or_id)
+            dataset = session.scalar(by_id_first)
             if dataset is None:
                 names = session.scalars(select(DbDataset.name).where(of_workspace)).all()
-                raise _no_dataset(name, names, key)
+                raise _no_dataset(name_or_id, names, key)
         if dataset.status != "uploaded" or None in (dataset.blob_key, dataset.row_count, dataset.sha256):
             raise _unusable_dataset(dataset)
         return dataset

@@ -116,6 +116,13 @@ def pool_token(world: World, pool: str = "gpu", **only: Any) -> str:
     return world.services.worker_access.create_token(pool, **only)[1]
 
 
+def waiting_shard(world: World, run_id: str) -> str:
+    """Return the id of the shard of a run that workers can claim."""
+    pending = DbRunShard.run_id == run_id, DbRunShard.kind == "work", DbRunShard.status == "pending"
+    with world.services.db.session() as session:
+        return session.scalars(select(DbRunShard.id).where(*pending)).one()
+
+
 def journal_of(records: Iterable[TerminalRecord]) -> bytes:
     return b"".join(each.to_line() for each in records)
 

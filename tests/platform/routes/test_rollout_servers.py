@@ -7,14 +7,9 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select, text
 
-from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.db.tables import DbRolloutServer
-from osmosis_ai.platform.rollouts import locate_server
-from osmosis_ai.platform.vault import key_id_of, rotate_secret_key
 from tests.controller.served_loop import LoopProcess
-from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
+from tests.platform.conftest import Member, World, assert_flat_error
 
 REGISTER, SERVERS = "/api/cli/rollout-server/register", "/api/cli/rollout-servers"
 KEY = "osm_rollout_canary-4711"
@@ -39,7 +34,7 @@ def registration(served_at: int, **changes: Any) -> dict[str, Any]:
 
 @pytest.mark.integration
 def test_an_agent_is_registered_probed_listed_and_removed_and_its_key_never_shown(
-    api: TestClient, member: Member, world: World, port: int, clock: ManualClock
+    api: TestClient, world: World, port: int
 ) -> None:
     replies = [api.post(REGISTER, json=registration(port))]
     told = replies[0].json()
@@ -76,35 +71,15 @@ def test_an_agent_is_registered_probed_listed_and_removed_and_its_key_never_show
     assert (replies[-1].json()["id"], replies[-1].json()["status"]) == (told["id"], "unhealthy")
     assert "refuses the key" in replies[-1].json()["health_check_result"]["error"]
     replies.append(api.post(REGISTER, json=registration(port)))
-    former = sealed_with(world)
-    rotate_secret_key(world.services.db, world.services.vault, clock)
-    assert sealed_with(world) != former
+    assert world.operate("secret-key", "rotate")["resource"]["resealed"] == 1
     replies.append(api.post(f"{SERVERS}/calculator/probe", json={}))
     assert replies[-1].json()["status"] == "healthy"
-    with world.services.db.session() as session:
-        stored = session.execute(text("SELECT * FROM rollout_servers")).all()
-    assert KEY not in str(stored) + "".join(reply.text for reply in replies)
-    found = locate_server(world.services.db, world.services.vault, member.workspace.id, f"127.0.0.1:{port}")
-    assert found.api_key == KEY and KEY not in repr(found)
-    with pytest.raises(OsmosisError, match="is registered"):
-        locate_server(
-            world.services.db,
-            world.services.vault,
-            world.services.workspaces.create("moss").id,
-            f"127.0.0.1:{port}",
-        )
+    assert KEY not in "".join(reply.text for reply in replies) and not world.is_stored(KEY)
     assert api.delete(f"{SERVERS}/calculator").json() == {}
     for gone in (api.delete(f"{SERVERS}/calculator"), api.post(f"{SERVERS}/calculator/probe", json={})):
         assert_flat_error(gone, 404, "NOT_FOUND")
         assert "list" not in gone.json()["error"]  # the command names its list, or similar names
     assert api.get(SERVERS).json()["rollout_servers"] == []
-
-
-def sealed_with(world: World) -> bytes:
-    with world.services.db.session() as session:
-        sealed = session.scalars(select(DbRolloutServer.sealed)).one()
-    assert sealed is not None
-    return key_id_of(sealed)
 
 
 @pytest.mark.parametrize(
@@ -144,11 +119,9 @@ def test_the_workspace_is_that_of_the_token_or_of_the_repository(
 
     assert_flat_error(client.post(REGISTER, json=registration(port)), 401, "AUTH_HEADER_MISSING")
     # As the 0.2 line asks: a token of one workspace, and no header that names a repository.
-    _, of_fern = world.services.accounts.create_token(
-        member.user.id, name="laptop", workspace_id=member.workspace.id
-    )
+    without_repository = world.token(member, workspace_id=member.workspace.id)
+    of_fern = without_repository["Authorization"].removeprefix("Bearer ")
     assert register(of_fern).status_code == 200
-    without_repository = {"Authorization": f"Bearer {of_fern}"}
     (listed,) = client.get(SERVERS, headers=without_repository).json()["rollout_servers"]
     assert listed["name"] == "calculator"
     probed = client.post(f"{SERVERS}/calculator/probe", json={}, headers=without_repository)
@@ -165,7 +138,7 @@ def test_the_workspace_is_that_of_the_token_or_of_the_repository(
     assert_flat_error(
         register(stranger.token, **{"X-Osmosis-Git": "fern/agents"}), 403, "GIT_REPOSITORY_ACCESS_DENIED"
     )
-    world.services.workspaces.add_member(stranger.workspace.id, member.user.id, "member")
+    world.join(stranger.workspace.id, member)
     assert_flat_error(register(member.token), 400, "WORKSPACE_REQUIRED")
     ambiguous = client.get(SERVERS, headers={"Authorization": f"Bearer {member.token}"})
     assert_flat_error(ambiguous, 400, "WORKSPACE_REQUIRED")

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import json
+import re
 from typing import Any
 
-import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import update
 
-from osmosis_ai.controller.record import TerminalRecord
-from osmosis_ai.errors import ConflictError
-from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.runs.journals import stored_lines
 from tests.evaluation.builders import record
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 from tests.platform.evaluations import Code, Samples, add_dataset, experiment
 from tests.platform.fake_worker import EVALS, FakeWorker
+from tests.platform.viewer.runs_world import change_run
 
 RUNS = EVALS.route
 PASSED: dict[str, Any] = {"status": "success", "reward": 1.0}
@@ -56,14 +53,16 @@ def refused(api: TestClient, name: str, status: int, code: str, body: dict[str, 
     return str(told["error"])
 
 
-def row_of(world: World, run_id: str) -> DbRun:
-    with world.services.db.session() as session:
-        return session.get_one(DbRun, run_id)
+def detail_of(api: TestClient, run: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = api.get(f"{RUNS}/{run['id']}").json()
+    return found
 
 
-def change(world: World, run: dict[str, Any], **values: Any) -> None:
-    with world.services.db.transaction() as session:
-        session.execute(update(DbRun).where(DbRun.id == run["id"]).values(**values))
+def journal_of(api: TestClient, run: dict[str, Any]) -> list[dict[str, Any]]:
+    """Download the records of a run."""
+    items = {"items": [{"path": "events.jsonl"}]}
+    [file] = api.post(f"{RUNS}/{run['id']}/samples/download-urls", json=items).json()["items"]
+    return [json.loads(line) for line in api.get(file["url"]).content.splitlines()]
 
 
 def test_a_retry_repeats_the_attempts_without_a_score(
@@ -81,17 +80,17 @@ def test_a_retry_repeats_the_attempts_without_a_score(
         "commit_sha": code.head,
         "resolved_secret_scopes": {},
     }
-    before, commit = row_of(world, run["id"]), code.head
+    before, commit = detail_of(api, run), code.head
     code.commit("something else")
     clock.advance(60)
     made = retry(api, run["name"])
     assert (made["id"], made["name"], made["status"]) == (run["id"], run["name"], "pending")
     assert (made["workflow_id"], made["retryable_samples"]) == (run["id"], 3)
-    found = row_of(world, run["id"])
-    assert (found.commit_sha, found.selection, found.seed) == (commit, before.selection, before.seed)
-    assert (found.revision, found.error, found.completed_at) == (1, None, None)
-    detail = api.get(f"{RUNS}/{run['id']}").json()["eval_run"]
+    found = detail_of(api, run)
+    assert (found["commit_sha"], found["config"]) == (commit, before["config"])
+    detail = found["eval_run"]
     assert (detail["status"], detail["revision"]) == ("pending", 1) and detail["retried_at"]
+    assert not {"error", "completed_at"} & detail.keys()
     assert "it is pending" in refused(api, run["id"], 409, "CONFLICT")
     statuses = ["success", "failed", "success", "success", "skipped"]
     assert [sample["status"] for sample in samples_of(api, run["id"])] == statuses
@@ -106,15 +105,12 @@ def test_a_retry_repeats_the_attempts_without_a_score(
         "skipped",
         "success",
     ]
-    found = row_of(world, run["id"])
-    assert (found.status, found.progress) == ("finished", {"completed": 6, "total": 6})
-    assert found.journal_blob is not None
-    lines = [
-        TerminalRecord.from_line(line) for line in stored_lines(world.services.blobs, found.journal_blob)
-    ]
-    assert [line.reward for line in lines] == [1.0, None, 0.0, None, None, 1.0, 1.0, 1.0]
+    found = detail_of(api, run)
+    assert (found["eval_run"]["status"], found["results"]["total_runs"]) == ("finished", 6)
+    rewards = [line.get("reward") for line in journal_of(api, run)]
+    assert rewards == [1.0, None, 0.0, None, None, 1.0, 1.0, 1.0]
     journals = [key for key in world.stored(f"runs/{run['id']}") if "journal" in key]
-    assert journals == [found.journal_blob], "the former journal is deleted"
+    assert len(journals) == 1, "the former journal is deleted"
     # A repeated attempt has no files of the former one.
     files = {"0_run_0": b"first", "0_run_1": b"second", "1_run_0": b"first", "2_run_0": b"first"}
     items = [{"path": f"trajectories/row_{name}.json"} for name in (*files, "1_run_1")]
@@ -130,31 +126,34 @@ def samples_of(api: TestClient, run_id: str) -> list[dict[str, Any]]:
 
 def test_damaged_journal(api: TestClient, world: World) -> None:
     run = ended(api, world)
-    key = row_of(world, run["id"]).journal_blob
-    assert key is not None
+    [key] = [key for key in world.stored(f"runs/{run['id']}") if "journal" in key]
     with world.services.blobs.open(key) as stored:
         packed = stored.read()
     for damaged in (b"no journal", packed[:-20], packed[:30] + b"\xff\xff" + packed[32:], gzip.compress(b"")):
         world.store(key, damaged)
         assert "its journal is damaged or missing" in refused(api, run["id"], 409, "CONFLICT")
-    change(world, run, journal_blob=None)
+    change_run(world, run["id"], journal_blob=None)
     assert "its journal is damaged or missing" in refused(api, run["id"], 409, "CONFLICT")
-    assert row_of(world, run["id"]).revision == 0
+    assert not detail_of(api, run)["eval_run"].get("revision")
 
 
 def test_personal_secrets_of_another_member(
-    api: TestClient, world: World, member: Member, stranger: Member
+    api: TestClient, world: World, member: Member, code: Code
 ) -> None:
     world.put_secret(member, "SEARCH_KEY", "sk-of-mara", "user")
     run = ended(api, world, secrets={"required": ["SEARCH_KEY"]})
-    row = row_of(world, run["id"])
-    with pytest.raises(ConflictError, match=r"personal secrets of .* \(SEARCH_KEY\)"):
-        world.services.reopener.plan_retry(row, stranger.user, {}, {})
-    given = world.services.reopener.plan_retry(row, stranger.user, {"SEARCH_KEY": "sk-of-kim"}, {})
-    assert given.checked.scopes == {"SEARCH_KEY": "run"}
-    assert world.services.reopener.plan_retry(row, member.user, {}, {}).checked.scopes == {
-        "SEARCH_KEY": "user"
-    }
+    kim = world.member("kim", clone_url=str(code.path))
+    mara = retry_check(api, run)
+    assert mara.json()["resolved_secret_scopes"] == {"SEARCH_KEY": "user"}
+    refusal = assert_flat_error(retry_check(api, run, headers=kim.headers), 409, "CONFLICT")
+    assert re.search(r"personal secrets of .* \(SEARCH_KEY\)", refusal["error"])
+    given = {"secrets": {"provided": {"SEARCH_KEY": "sk-of-kim"}}}
+    told = retry_check(api, run, json=given, headers=kim.headers)
+    assert told.json()["resolved_secret_scopes"] == {"SEARCH_KEY": "run"}
+
+
+def retry_check(api: TestClient, run: dict[str, Any], **options: Any) -> Any:
+    return api.post(f"{RUNS}/{run['id']}/retry/check", **{"json": {}, **options})
 
 
 def test_refusals(api: TestClient, world: World, member: Member, stranger: Member, code: Code) -> None:
@@ -166,7 +165,7 @@ def test_refusals(api: TestClient, world: World, member: Member, stranger: Membe
     assert_flat_error(foreign, 404, "NOT_FOUND")
     for body in ([], {"secrets": {"provided": {"A": 3}}}, {"secrets": "x"}):
         assert api.post(f"{RUNS}/{run['id']}/retry", json=body).status_code == 400
-    change(world, run, imported={"sdk_version": "0.3"})
+    change_run(world, run["id"], imported={"sdk_version": "0.3"})
     refusal = refused(api, run["id"], 409, "CONFLICT")
     assert "was imported" in refusal and f"osmosis eval delete {run['name']}" in refusal
 
@@ -180,12 +179,12 @@ def test_missing_inputs(api: TestClient, world: World, member: Member) -> None:
     assert api.delete("/api/cli/datasets/multiply").status_code == 200
     again = add_dataset(world, member)
     retry(api, run["id"])
-    assert row_of(world, run["id"]).dataset_id == again.id, "the same bytes were uploaded again"
+    assert detail_of(api, run)["dataset"]["id"] == again.id, "the same bytes were uploaded again"
     assert api.post(f"{RUNS}/{run['id']}/stop", json={}).status_code == 200
-    change(world, run, commit_sha="f" * 40)
+    change_run(world, run["id"], commit_sha="f" * 40)
     told = refused(api, run["id"], 400, "INVALID_CONFIG")
     assert told.startswith("this run cannot be submitted")
-    change(world, run, repository_id=None)
+    change_run(world, run["id"], repository_id=None)
     assert "its repository is no longer connected" in refused(api, run["id"], 409, "CONFLICT")
 
 
@@ -194,9 +193,11 @@ def test_secrets(api: TestClient, world: World) -> None:
     run = ended(api, world, secrets=given)
     assert "SEARCH_KEY" in refused(api, run["id"], 404, "SECRETS_NOT_FOUND")
     body = {"secrets": {"provided": {"SEARCH_KEY": "sk-again"}}}
-    made = row_of(world, retry(api, run["id"], body)["id"])
-    assert made.sealed_secrets is not None and "sk-again" not in str(made.request)
-    assert made.secret_scopes == {"SEARCH_KEY": "run"}
-    api.post(f"{RUNS}/{run['id']}/stop", json={})
+    retry(api, run["id"], body)
+    detail = detail_of(api, run)
+    assert detail["resolved_secret_scopes"] == {"SEARCH_KEY": "run"} and "sk-again" not in str(detail)
+    worker = FakeWorker.claims(world, run_id=run["id"])
+    assert worker.assignment.secrets["SEARCH_KEY"].get_secret_value() == "sk-again"
+    worker.finishes("failed", error="it was cut short")
     unlisted = {"secrets": {"provided": {"OTHER": "sk-canary"}}}
     assert "sk-canary" not in refused(api, run["id"], 400, "INVALID_CONFIG", unlisted)

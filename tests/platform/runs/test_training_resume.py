@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select
 
-from osmosis_ai.platform.db.tables import DbDataset
 from tests.lazily import needs
-from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
-from tests.platform.evaluations import add_dataset
+from tests.platform.conftest import ManualClock, World, assert_flat_error
+from tests.platform.datasets_world import Uploads, rows
 from tests.platform.fake_worker import TRAININGS, FakeTrainer
 
 needs("torch")
@@ -33,7 +31,7 @@ def ended(
     for number in (step - 1, step) if step is not None else ():
         worker.add_archive(number)
     if outcome == "stopped":
-        world.services.runs.stop(worker.run.workspace_id, "training", worker.run_id, by="mara")
+        assert api.post(f"{RUNS}/{run['id']}/stop", json={}).status_code == 200
     worker.finishes("failed" if outcome == "stopped" else outcome, error="the disk is full")
     return run
 
@@ -94,16 +92,14 @@ def test_runs_that_cannot_be_resumed(api: TestClient, world: World, clock: Manua
 
 @pytest.mark.parametrize("name", ["multiply", "held"])
 @pytest.mark.parametrize("change", ["replaced", "deleted"])
-def test_missing_dataset(api: TestClient, world: World, member: Member, name: str, change: str) -> None:
-    add_dataset(world, member, "held", rows=[{"user_prompt": "1 + 1?", "ground_truth": "2"}])
+def test_missing_dataset(api: TestClient, world: World, uploads: Uploads, name: str, change: str) -> None:
+    uploads.upload("held", rows(4))
     run = ended(api, world, advanced_config={"validation_dataset": "held"})
-    mine = select(DbDataset).where(DbDataset.name == name)
-    with world.services.db.transaction() as session:
-        dataset = session.scalars(mine).one()
-        if change == "deleted":
-            session.delete(dataset)
-        else:
-            former, dataset.sha256 = dataset.sha256, "0" * 64
+    dataset_id, former = uploads.get(name)["id"], uploads.fetch(name)
+    if change == "deleted":
+        assert api.delete(f"/api/cli/datasets/{name}").status_code == 200
+    else:
+        uploads.upload(name, rows(9, "another"), overwrite_dataset_id=dataset_id)
     body = assert_flat_error(resume(api, run), 409, "CONFLICT")
     what = "dataset 'multiply'" if name == "multiply" else "validation dataset"
     assert body["error"] == (
@@ -112,8 +108,7 @@ def test_missing_dataset(api: TestClient, world: World, member: Member, name: st
     )
     assert (detail(api, run)["status"], detail(api, run).get("resumable")) == ("failed", None)
     if change == "replaced":
-        with world.services.db.transaction() as session:
-            session.scalars(mine).one().sha256 = former
+        uploads.upload(name, former, overwrite_dataset_id=dataset_id)
         assert resume(api, run).status_code == 200
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,23 +12,20 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select
 
-from osmosis_ai.controller.record import TerminalRecord
-from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbRunFile, DbSample
-from osmosis_ai.platform.runs.journals import stored_lines
-from osmosis_ai.platform.worker.host import Host
 from tests.controller.served_loop import LoopProcess
 from tests.platform.conftest import Member, World
 from tests.platform.evaluations import (
     ROLLOUT,
     Code,
     experiment,
+    logged,
     submit_body,
     wait_until,
 )
-from tests.platform.fake_worker import EVALS
+from tests.platform.fake_worker import EVALS, file_url
 from tests.platform.runs.conftest import ended
+from tests.platform.viewer.runs_world import sealed_secrets
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_children_without_torch")]
 RUNS, submit = EVALS.route, EVALS.taken
@@ -77,55 +74,45 @@ def change_agent(code: Code, old: str, new: str) -> None:
     code.commit("change the agent")
 
 
-def kinds_of_files(world: World, run_id: str) -> list[str]:
-    with world.services.db.session() as session:
-        return list(session.scalars(select(DbRunFile.kind).where(DbRunFile.run_id == run_id)))
-
-
-def assert_not_stored(world: World, canary: str) -> None:
-    for path in world.services.config.home.rglob("*"):
-        assert not path.is_file() or canary.encode() not in path.read_bytes(), path
-
-
 def wait_for_removal(world: World) -> None:
     """Wait until the workers have removed their directories."""
     wait_until(lambda: not list(world.services.config.runs_dir.glob("*")))
 
 
-def log_of(world: World, run_id: str) -> list[str]:
-    with world.services.db.session() as session:
-        lines = session.scalars(
-            select(DbLogLine).where(DbLogLine.subject_id == run_id).order_by(DbLogLine.id)
-        )
-        return [f"[{line.step}] {line.message}" for line in lines]
+def samples_of(api: TestClient, run_id: str) -> dict[tuple[int, int], dict[str, Any]]:
+    found, query = {}, {"limit": 200}
+    while True:
+        page = api.get(f"{RUNS}/{run_id}/samples", params=query).json()
+        found |= {(each["row"], each["attempt"]): each for each in page["samples"]}
+        if (cursor := page.get("next_cursor")) is None:
+            return found
+        query["cursor"] = cursor
 
 
-def samples_of(world: World, run_id: str) -> dict[tuple[int, int], tuple[Any, ...]]:
-    with world.services.db.session() as session:
-        rows = session.scalars(select(DbSample).where(DbSample.run_id == run_id))
-        return {(s.row_index, s.run_index): (s.source_row_index, s.status, s.reward, s.tokens) for s in rows}
-
-
-def packed_journal(world: World, run_id: str) -> dict[tuple[int, int], TerminalRecord]:
+def journal_of(api: TestClient, run_id: str) -> dict[tuple[int, int], dict[str, Any]]:
     """Return the newest record of each attempt in the journal that is kept with a run."""
-    with world.services.db.session() as session:
-        key = session.get_one(DbRun, run_id).journal_blob
-    assert key is not None
-    records = map(TerminalRecord.from_line, stored_lines(world.services.blobs, key))
-    return {(each.row_index, each.run_index): each for each in records}
+    lines = map(json.loads, fetched(api, run_id, "journal")["events.jsonl"].splitlines())
+    return {(line["row_index"], line["run_index"]): line for line in lines}
 
 
-def recorded(world: World, run: dict[str, Any]) -> int:
+def diagnosed(api: TestClient, run_id: str, attempts: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Return the attempts that have left diagnostics."""
+    return {
+        (row, run) for row, run in attempts if file_url(api, run_id, f"diagnostics/row_{row}_run_{run}.json")
+    }
+
+
+def recorded(api: TestClient, world: World, run: dict[str, Any]) -> int:
     """Return how many attempts the worker of a run has recorded on its disk, or has reported."""
     lines = 0
     for journal in world.services.config.runs_dir.glob(f"*/evaluation/{run['name']}/events.jsonl"):
         with suppress(FileNotFoundError):  # the shard has ended
             lines += journal.read_bytes().count(b"\n")
-    return max(lines, len(samples_of(world, run["id"])))
+    return max(lines, len(samples_of(api, run["id"])))
 
 
 def test_a_retry_repeats_the_attempts_without_a_score(
-    api: TestClient, world: World, unsandboxed: Host, code: Code, tmp_path: Path
+    api: TestClient, world: World, unsandboxed: Any, code: Code, tmp_path: Path
 ) -> None:
     is_fixed = tmp_path / "fixed"
     first_line = "        messages: list[dict[str, Any]] = [INSTRUCTIONS, *ctx.prompt]\n"
@@ -137,17 +124,18 @@ def test_a_retry_repeats_the_attempts_without_a_score(
     settings = {"limit": 8, "n": 2, "batch_size": 4}
     run = submit(api, evaluation_config=settings, advanced_config={"execution": {"workers": 2}})
     ended(api, RUNS, run["name"])
-    first, first_records = samples_of(world, run["id"]), packed_journal(world, run["id"])
-    failed = {item for item, (_, status, *_) in first.items() if status == "failed"}
-    assert kinds_of_files(world, run["id"]).count("diagnostics") == len(failed)
+    first, first_records = samples_of(api, run["id"]), journal_of(api, run["id"])
+    failed = {item for item, sample in first.items() if sample["status"] == "failed"}
+    assert diagnosed(api, run["id"], first) == failed
     assert failed and failed != first.keys(), first
     wait_for_removal(world)
     is_fixed.touch()
     assert api.post(f"{RUNS}/{run['name']}/retry", json={}).json()["id"] == run["id"]
     detail = ended(api, RUNS, run["name"])
     assert (detail["eval_run"]["status"], detail["eval_run"]["revision"]) == ("finished", 1), detail
-    samples, records = samples_of(world, run["id"]), packed_journal(world, run["id"])
-    assert samples.keys() == first.keys() and all(status == "success" for _, status, *_ in samples.values())
+    samples, records = samples_of(api, run["id"]), journal_of(api, run["id"])
+    assert samples.keys() == first.keys()
+    assert {sample["status"] for sample in samples.values()} == {"success"}
     assert {item: records[item] for item in first.keys() - failed} == {
         item: first_records[item] for item in first.keys() - failed
     }
@@ -156,12 +144,12 @@ def test_a_retry_repeats_the_attempts_without_a_score(
     assert len(files["summary.jsonl"].splitlines()) == 16
     assert len(files["events.jsonl"].splitlines()) == 16 + len(failed)
     assert len([path for path in files if path.startswith("trajectories/")]) == 16
-    assert "diagnostics" not in kinds_of_files(world, run["id"]), "replaced failures leave no files"
+    assert not diagnosed(api, run["id"], first), "replaced failures leave no files"
     assert "nothing to retry" in api.post(f"{RUNS}/{run['name']}/retry", json={}).json()["error"]
 
 
 def test_a_refused_key_fails_the_run_with_the_providers_message(
-    api: TestClient, world: World, host: Host, provider: str
+    api: TestClient, world: World, host: Any, provider: str
 ) -> None:
     run = submit(
         api,
@@ -174,16 +162,15 @@ def test_a_refused_key_fails_the_run_with_the_providers_message(
     assert "the key was revoked in May" in detail["eval_run"]["error"]
     assert "\n" not in detail["eval_run"]["error"]
     assert detail["resolved_secret_scopes"] == {"OPENAI_API_KEY": "run"}
-    everything = json.dumps([detail, log_of(world, run["id"])])
+    everything = json.dumps([detail, logged(api, f"{RUNS}/{run['id']}")])
     assert "sk-canary-7291" not in everything
-    with world.services.db.session() as session:
-        assert session.get_one(DbRun, run["id"]).sealed_secrets is None
+    assert sealed_secrets(world, run["id"]) is None
     wait_for_removal(world)
-    assert_not_stored(world, "sk-canary-7291")
+    assert not world.is_stored("sk-canary-7291")
 
 
 def test_an_environment_that_does_not_build_fails_the_run_with_the_reason_of_uv(
-    api: TestClient, world: World, host: Host, code: Code
+    api: TestClient, world: World, host: Any, code: Code
 ) -> None:
     needed = '"osmosis-ai[server]>=0.3.0rc1,<0.4"'
     project = (ROLLOUT / "pyproject.toml").read_text()
@@ -206,7 +193,7 @@ def test_an_agent_sees_its_own_secrets_and_not_the_environment_of_the_platform(
     world: World,
     member: Member,
     code: Code,
-    unsandboxed: Host,
+    unsandboxed: Any,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -234,18 +221,18 @@ def test_an_agent_sees_its_own_secrets_and_not_the_environment_of_the_platform(
         assert canary not in seen
     assert detail["resolved_secret_scopes"] == dict.fromkeys(["AGENT_KEY", *harmless], "workspace")
     wait_for_removal(world)
-    log = log_of(world, run["id"])
+    log = logged(api, f"{RUNS}/{run['id']}")
     for name in harmless:
         assert sum(f"the value of {name} cannot be hidden" in line for line in log) == 1, log
-    assert any(line.startswith("[run] session ends") for line in log), log
+    assert any(line.startswith("session ends") for line in log), log
     assert sum("environment: " in line for line in log) == 1, log
-    assert_not_stored(world, "canary-of-the-workspace")
+    assert not world.is_stored("canary-of-the-workspace")
 
 
 SERVED_KEY = "osm_rollout_canary-4711"
 
 
-def test_a_remote_agent_is_killed_and_started_again(api: TestClient, world: World, host: Host) -> None:
+def test_a_remote_agent_is_killed_and_started_again(api: TestClient, world: World, host: Any) -> None:
     def register(agent: LoopProcess, key: str) -> None:
         registration = {
             "host": "127.0.0.1",
@@ -266,17 +253,17 @@ def test_a_remote_agent_is_killed_and_started_again(api: TestClient, world: Worl
         served["entrypoint"] = "server://calculator"
         settings = {"limit": 50, "n": 2, "batch_size": 16}
         run = submit(api, experiment_config=experiment(**served), evaluation_config=settings)
-        wait_until(lambda: recorded(world, run) >= 10)
+        wait_until(lambda: recorded(api, world, run) >= 10)
         agent.kill()
         # `osmosis serve` registers with a new key each time.
         with LoopProcess(f"{SERVED_KEY}-2") as restarted:
             register(restarted, f"{SERVED_KEY}-2")
             detail = ended(api, RUNS, run["name"])
-    log = log_of(world, run["id"])
+    log = logged(api, f"{RUNS}/{run['id']}")
     assert detail["eval_run"]["status"] == "finished", log
-    samples = samples_of(world, run["id"])
+    samples = samples_of(api, run["id"])
     assert len(samples) == 100
-    assert {(status, reward) for _, status, reward, _ in samples.values()} == {("success", 1.0)}
+    assert {(sample["status"], sample["reward"]) for sample in samples.values()} == {("success", 1.0)}
     assert SERVED_KEY not in "\n".join(log)
     assert any("the remote agent `calculator` is unavailable" in line for line in log)
     trajectories = fetched(api, run["name"], "trajectories", rows="1")

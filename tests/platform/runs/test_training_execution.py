@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.worker.host import Host
 from osmosis_ai.training.learner.checkpoints import checkpoints_in
 from osmosis_ai.training.runs.metrics import TITLES, TRAINING_REWARD, VALIDATION_REWARD
 from tests.e2e.turnstile import Turnstile
@@ -81,7 +80,7 @@ def checkpoints(api: TestClient, name: str) -> list[dict[str, Any]]:
 
 
 def test_a_deployed_checkpoint_answers_is_evaluated_and_is_trained_on(
-    api: TestClient, world: World, host: Host, member: Member
+    api: TestClient, world: World, host: Any, member: Member
 ) -> None:
     run = submit(api, advanced_config={"max_steps": 2})
     assert ended(api, RUNS, run["name"])["training_run"]["status"] == "finished"
@@ -91,8 +90,7 @@ def test_a_deployed_checkpoint_answers_is_evaluated_and_is_trained_on(
     called = api.get(f"/api/cli/models/{name}").json()["inference_model"]
     assert called == f"osmosis/tiny:{name}"
 
-    _, key = world.services.accounts.create_token(member.user.id, "api_key", name="notebook")
-    bearer = {"Authorization": f"Bearer {key}"}
+    bearer = world.token(member, "api_key")
     question = {"messages": [{"role": "user", "content": "What is 12 times 7?"}], "seed": 3, "max_tokens": 24}
     replies = [
         api.post("/v1/chat/completions", json={**question, "model": model}, headers=bearer)
@@ -129,7 +127,7 @@ def test_a_deployed_checkpoint_answers_is_evaluated_and_is_trained_on(
 
 @pytest.mark.parametrize(("kind", "adapters"), [("skyrl", 1), ("other", 0)])
 def test_a_checkpoint_of_a_tinker_server_is_deployed_if_the_server_offers_its_adapter(
-    api: TestClient, world: World, host: Host, member: Member, kind: str, adapters: int
+    api: TestClient, world: World, host: Any, member: Member, kind: str, adapters: int
 ) -> None:
     pytest.importorskip("tinker")
     from tests.training.standin_tinker import KEY, tinker_server

@@ -120,6 +120,8 @@ def test_request_sequence(importer: Importer, run: LocalRun) -> None:
     assert announced == expected
     assert importer.store.blobs == {path.replace("/", "_"): data for path, data in run.files.items()}
     assert all("authorization" not in map(str.lower, seen.headers) for seen in importer.store.seen)
+    assert importer.osmosis(str(importer.directory), "--replace").status == 0
+    assert json.loads(importer.start.calls.last.request.content)["reimport"] is True
 
 
 def test_resume(importer: Importer) -> None:

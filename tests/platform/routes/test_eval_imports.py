@@ -293,7 +293,7 @@ def test_an_upload_that_was_cut_off_goes_on_with_what_is_missing(api: TestClient
     assert api.post(f"{IMPORTS}/{session}/finalize", json={}).json()["status"] == "finalized"
 
 
-def test_changed_files(api: TestClient, run: LocalRun) -> None:
+def test_changed_files(api: TestClient, world: World, run: LocalRun) -> None:
     session = started(api, run)["session_id"]
     run.send(api, session)
     artifact = f"rollout_trials/{rollout_id(1)}/artifacts/maps/path.txt"
@@ -308,7 +308,14 @@ def test_changed_files(api: TestClient, run: LocalRun) -> None:
     assert not {*hostile} & listed["imported"].keys()
     run.files[artifact] = b"E E W"
     refused = assert_flat_error(api.post(IMPORTS, json=run.start()), 409, "CONFLICT")
-    assert "with other files" in refused["error"]
+    assert "with other files" in refused["error"] and "eval upload --replace" in refused["error"]
+    other = world.member("tom", role="member")
+    theirs = api.post(IMPORTS, json=run.start(reimport=True), headers=other.headers)
+    assert_flat_error(theirs, 409, "CONFLICT")
+    assert run.upload(api, reimport=True).json()["eval_run_name"] == run.name
+    (replaced,) = api.get("/api/cli/eval-runs").json()["eval_runs"]
+    assert replaced["name"] == listed["name"] and replaced["id"] != listed["id"]
+    assert run.upload(api, reimport=True).json()["eval_run_id"] == replaced["id"], "it has not changed"
 
 
 def test_a_large_file_arrives_in_parts_with_the_names_of_this_part_of_the_wire(

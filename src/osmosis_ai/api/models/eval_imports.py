@@ -64,7 +64,10 @@ class ImportedRun(WireModel):
 
 
 class EvalImportStart(WireModel):
-    """``manifest_digest`` is that of the run's ``manifest.json``, which is not sent."""
+    """``manifest_digest`` is that of the run's ``manifest.json``, which is not sent.
+
+    ``reimport`` replaces the results of an earlier upload of the run.
+    """
 
     schema_version: int
     local_run_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -73,6 +76,7 @@ class EvalImportStart(WireModel):
     schema_versions: dict[str, Any] = {}
     provenance: dict[str, Any] = {}
     files: list[ImportFile]
+    reimport: bool = False
 
 
 class EvalImportSession(WireModel):

@@ -555,6 +555,9 @@ def upload(
             autocompletion=complete_local_run,
         ),
     ],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace an earlier upload of the run, which has changed since.")
+    ] = False,
 ) -> OperationResult:
     """Upload a finished run of this machine to the platform.
 
@@ -563,12 +566,13 @@ def upload(
 
     Examples:
         osmosis eval upload .osmosis/evals/baseline
+        osmosis eval upload baseline --replace
     """
     from osmosis_ai.services.eval_runs.resolver import find_local_run
 
     directory = find_local_run(run)
     with platform_context() as context:
-        uploaded = _upload(context.client, directory)
+        uploaded = _upload(context.client, directory, overwrite=replace)
         steps: list[Mapping[str, Any]] = [{"action": "eval_info", "name": uploaded.name}]
         if url := uploaded.session.platform_url:
             steps.append({"action": "open_url", "url": url})
@@ -581,7 +585,7 @@ def upload(
         )
 
 
-def _upload(client: PlatformClient, directory: Path) -> UploadedRun:
+def _upload(client: PlatformClient, directory: Path, *, overwrite: bool = False) -> UploadedRun:
     from osmosis_ai.services.eval_runs.upload import upload_run
 
     with ExitStack() as stack:
@@ -590,7 +594,7 @@ def _upload(client: PlatformClient, directory: Path) -> UploadedRun:
             progress = current().progress("Uploading", total=run.size_bytes, unit="bytes")
             return stack.enter_context(progress).update
 
-        return upload_run(client, directory, progress=shown)
+        return upload_run(client, directory, progress=shown, replace=overwrite)
 
 
 def _and_uploaded(operation: OperationResult, summary: RunSummary) -> OperationResult:

@@ -67,7 +67,10 @@ class EvalImportStore:
     def start(
         self, workspace_id: str, repository_id: str, creator_id: str, start: EvalImportStart
     ) -> ImportState:
-        """Begin an upload, or resume it if its run was announced before."""
+        """Begin an upload, or resume it if its run was announced before.
+
+        With ``reimport``, a run that its creator uploaded before with other files is deleted first.
+        """
         check_announcement(start)
         known = self._known(workspace_id, start)
         if known is not None and self._is_over(known.row, known.run):
@@ -77,13 +80,16 @@ class EvalImportStore:
             return self._begin(workspace_id, repository_id, creator_id, start)
         if known.run is None:
             return self._continue(known, start)
-        if {_key_of(file) for file in known.files} != {_key_of(file) for file in start.files}:
+        if {_key_of(file) for file in known.files} == {_key_of(file) for file in start.files}:
+            return known
+        if not start.reimport or known.run.creator_id != creator_id:
             raise ConflictError(
                 f"this run was already uploaded as {known.run.name}, with other files: it continued after the upload.",
                 details={"eval_run_id": known.run.id, "eval_run_name": known.run.name},
-                hint=f"to replace it, first run `osmosis eval delete {known.run.name}`",
+                hint="the user who uploaded it can replace it with `osmosis eval upload --replace`",
             )
-        return known
+        self._runs.delete(known.run)
+        return self._begin(workspace_id, repository_id, creator_id, start)
 
     def upload_instructions(
         self, workspace_id: str, session_id: str, paths: Sequence[str]

@@ -79,7 +79,7 @@ class UploadableRun:
     def size_bytes(self) -> int:
         return sum(file.size for file in self.files)
 
-    def announcement(self) -> wire.EvalImportStart:
+    def announcement(self, *, replace: bool) -> wire.EvalImportStart:
         inputs, provenance = self.manifest.inputs, self.manifest.provenance
         rollout, dataset = inputs["rollout"], inputs["dataset"]
         pinned = {
@@ -116,6 +116,7 @@ class UploadableRun:
                 "files": [
                     {"path": file.path, "size": file.size, "sha256": file.sha256} for file in self.files
                 ],
+                **({"reimport": True} if replace else {}),
             }
         )
 
@@ -299,8 +300,9 @@ def upload_run(
     directory: Path,
     *,
     progress: Callable[[UploadableRun], Callable[[int], None]],
+    replace: bool = False,
 ) -> UploadedRun:
-    """Upload a complete run while holding its lock."""
+    """Upload a complete run while holding its lock; ``replace`` its earlier upload if it has changed since."""
     from osmosis_ai.api.transfer import BlobClient
 
     require_offered(client, Capability.EVAL_IMPORTS)
@@ -315,7 +317,7 @@ def upload_run(
         run = read_uploadable(directory)
         blobs = held.enter_context(BlobClient())
         transfers = held.enter_context(Transfers(PARALLEL, "osmosis-upload", progress(run)))
-        return _Upload(client, run, blobs, transfers).run()
+        return _Upload(client, run, blobs, transfers).run(replace=replace)
 
 
 _IMPORTS = f"{RUN_PATHS['eval']}/imports"
@@ -332,8 +334,8 @@ class _Upload:
         self._blobs = blobs
         self._note, self._pool = transfers.note, transfers.pool
 
-    def run(self) -> UploadedRun:
-        announced = self._run.announcement()
+    def run(self, *, replace: bool) -> UploadedRun:
+        announced = self._run.announcement(replace=replace)
         session = self._client.post(
             _IMPORTS, announced, model=wire.EvalImportSession, timeout_s=_PARTS_TIMEOUT_S, retry=SIGNING
         )

@@ -92,15 +92,17 @@ def test_platform_command_with_a_run_called_local(maze: Maze, missing: str) -> N
         maze.patch.setenv("OSMOSIS_PLATFORM_URL", "https://elsewhere.example")
     elif missing == "origin":
         git(maze.workspace.root, "remote", "remove", "origin")
-    for path in ("/eval-runs/local:fern/stop", "/eval-runs/local:fern"):
-        unknown = {"error": "there is no evaluation run 'local:fern'; see `osmosis eval list`."}
-        maze.router.route(path=f"/api/cli{path}").respond(404, json=unknown)
     for verb in ("stop", "delete", "retry", "resubmit", "download"):
-        words = (verb, "local:fern", *(["--yes"] if verb in ("stop", "delete") else []))
-        error = maze.osmosis("eval", *words, "--json").error
+        error = maze.osmosis("eval", verb, "local:fern", "--json").error
         assert error["message"] == "Run 'fern' is on this machine, not on the platform."
         plain = maze.osmosis("eval", verb, "fern", "--json").error if missing != "run" else error
         assert plain["message"].startswith("Run 'fern' is on this machine, ")
+    if missing == "run":
+        error = maze.osmosis("eval", "stop", "local:heron", "--json").error
+        assert (error["code"], error["message"]) == (
+            "NOT_FOUND",
+            "Run 'local:heron' is not a platform's run.",
+        )
 
 
 def test_side_by_side(maze: Maze) -> None:

@@ -18,7 +18,7 @@ from osmosis_ai.api.credentials import Credentials, require_credentials
 from osmosis_ai.api.git_identity import GitIdentity, identify_origin
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.services.names import explain_local_run, suggestion
 from osmosis_ai.workspace.git import read_origin, run_git
 from osmosis_ai.workspace.layout import WorkspaceDirectory, find_workspace
@@ -99,8 +99,10 @@ def open_context(
     try:
         checkout = find_checkout(start, require_scaffold=require_scaffold)
         credentials = require_credentials()
+        if run is not None and run.startswith("local:"):
+            raise NotFoundError(f"Run '{run}' is not a platform's run.")
     except OsmosisError as error:
-        if error.code in ("AUTH_REQUIRED", "VALIDATION"):
+        if error.code in ("AUTH_REQUIRED", "VALIDATION", "NOT_FOUND"):
             explain_local_run(error, run)
         raise
     with open_client(checkout, credentials, run=run, warn=warn) as client:

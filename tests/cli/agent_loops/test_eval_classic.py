@@ -238,6 +238,38 @@ async def test_salvage_of_a_damaged_journal(project: Project) -> None:
     assert (results["total_runs"], results["eval_fns"]["rewards:exact"]["mean"]) == (2, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("name", "sent"),
+    [
+        ("openai/org/name", "org/name"),
+        ("osmosis/tiny:calm-fern-1-step-40", "osmosis/tiny:calm-fern-1-step-40"),
+        ("openai/gpt-oss", "openai/gpt-oss"),
+    ],
+)
+async def test_model_name_at_an_address(project: Project, model: StandInModel, name: str, sent: str) -> None:
+    """A server may know the model with or without the prefix of its protocol."""
+    model.respond = lambda body: Reply() if body["model"] == sent else error_reply(404, "no such model")
+    address = ("--model", name, "--base-url", f"{model.base_url}/chat/completions/")
+    outcome = await project.eval(*address, "--api-key", "given", OPENAI_API_KEY="from-env")
+    assert outcome.status == 0, outcome.err
+    assert model.requests[-1].body["model"] == sent
+    assert model.requests[-1].headers["Authorization"] == "Bearer given"
+
+
+@pytest.mark.parametrize("given", [(), ("--api-key", "given")])
+async def test_bare_model_name(project: Project, model: StandInModel, given: tuple[str, ...]) -> None:
+    words = ["eval", "-m", "server:agent_loop", "-d", "data.jsonl", "--model", "my-tune"]
+    key = {} if given else {"OPENAI_API_KEY": "from-env"}
+    process = await project.start(
+        *words, "--eval-fn", "rewards:exact", *given, OPENAI_BASE_URL=model.base_url, **key
+    )
+    _, err = await asyncio.wait_for(process.communicate(), 120)
+    assert process.returncode == 0, err
+    assert model.requests[-1].body["model"] == "my-tune"
+    key_sent = "given" if given else "from-env"
+    assert model.requests[-1].headers["Authorization"] == f"Bearer {key_sent}"
+
+
 def test_weakness_6_brackets_in_scores() -> None:
     scores = {"rewards:exact": 1.0, "rewards:style": 0.25}
     unscored = {"agent": "KeyError: [red]no[/red]"}

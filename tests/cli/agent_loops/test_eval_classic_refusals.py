@@ -56,6 +56,14 @@ def test_number_out_of_range(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("model", "key"), [("gpt-5-mini", "OPENAI_API_KEY"), ("claude-sonnet-4-5", "ANTHROPIC_API_KEY")]
+)
+def test_missing_key_of_a_bare_model_name(cli: Cli, project: Project, model: str, key: str) -> None:
+    words = ("eval", "-m", "server:agent_loop", "-d", "data.jsonl", "--eval-fn", "rewards:exact")
+    assert key in refusal(cli, *words, "--model", model)
+
+
 def test_mixed_command_forms(cli: Cli, project: Project) -> None:
     for words, said in (
         (("run", "x.toml", "-m", "a:b"), "'osmosis eval run' has no -m."),

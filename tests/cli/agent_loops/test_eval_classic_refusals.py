@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +63,26 @@ def test_number_out_of_range(
 def test_missing_key_of_a_bare_model_name(cli: Cli, project: Project, model: str, key: str) -> None:
     words = ("eval", "-m", "server:agent_loop", "-d", "data.jsonl", "--eval-fn", "rewards:exact")
     assert key in refusal(cli, *words, "--model", model)
+
+
+ROW = {"system_prompt": "Be brief.", "user_prompt": "3?", "ground_truth": "3"}
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ([1], "Row 1: Expected object, found an array."),
+        ({"user_prompt": "u"}, "Row 1: Missing required columns: system_prompt (found: user_prompt)."),
+        ({}, "Row 1: Missing required columns: user_prompt, system_prompt (found: none)."),
+        ({**ROW, "user_prompt": None}, "Row 1: 'user_prompt' cannot be null."),
+        ({**ROW, "system_prompt": " \n"}, "Row 1: 'system_prompt' cannot be empty."),
+        ({**ROW, "user_prompt": 3}, "Row 1: 'user_prompt' must be a string, found a number."),
+        ({**ROW, "ground_truth": [4]}, "Row 1: 'ground_truth' must be a string, found an array."),
+    ],
+)
+def test_invalid_row(cli: Cli, project: Project, row: object, said: str) -> None:
+    (project.root / "data.jsonl").write_text(f"{json.dumps(ROW)}\n{json.dumps(row)}\n")
+    assert said in refusal(cli, *project.words())
 
 
 def test_mixed_command_forms(cli: Cli, project: Project) -> None:

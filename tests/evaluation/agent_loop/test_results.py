@@ -21,7 +21,6 @@ from osmosis_ai.evaluation.agent_loop.inputs import (
     DatasetReader,
     DatasetValidationError,
     dataset_row_to_request,
-    loop_row,
 )
 from osmosis_ai.evaluation.agent_loop.runner import pass_at_k, summarize_scores
 from osmosis_ai.evaluation.journal import load_results
@@ -157,24 +156,6 @@ def test_column_names_ignore_case(tmp_path: Path) -> None:
         {"system_prompt": "s", "user_prompt": "u", "ground_truth": None, "only_here": True},
     ]
     assert set(REQUIRED_COLUMNS) == {"system_prompt", "user_prompt"}
-
-
-@pytest.mark.parametrize(
-    ("record", "words"),
-    [
-        ([1], "Row 7: Expected object, found an array."),
-        ({"user_prompt": "u"}, "Row 7: Missing required columns: system_prompt (found: user_prompt)."),
-        ({}, "Row 7: Missing required columns: user_prompt, system_prompt (found: none)."),
-        (question(1, user_prompt=None), "Row 7: 'user_prompt' cannot be null."),
-        (question(1, system_prompt=" \n"), "Row 7: 'system_prompt' cannot be empty."),
-        (question(1, user_prompt=3), "Row 7: 'user_prompt' must be a string, found a number."),
-        (question(1, ground_truth=[4]), "Row 7: 'ground_truth' must be a string, found an array."),
-    ],
-)
-def test_invalid_row(record: object, words: str) -> None:
-    with pytest.raises(DatasetValidationError) as caught:
-        loop_row(record, 7)
-    assert caught.value.message == words
 
 
 def test_request_of_a_row() -> None:

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import update
 
-from osmosis_ai.platform.db.tables import DbRun, DbSample
 from tests.evaluation.builders import record
 from tests.platform.conftest import ManualClock, World, assert_flat_error
 from tests.platform.evaluations import Samples, end_with
@@ -46,24 +44,25 @@ def worker(api: TestClient, world: World) -> FakeWorker:
 
 
 @pytest.fixture
-def finished(worker: FakeWorker) -> DbRun:
+def finished(worker: FakeWorker) -> str:
+    """The id of that run after its end."""
     worker.finishes()
-    return worker.run
+    return worker.run_id
 
 
-def manifest(api: TestClient, run: DbRun, **asked: str) -> list[dict[str, Any]]:
-    found = api.get(f"{RUNS}/{run.name}/samples/manifest", params=asked).json()
+def manifest(api: TestClient, run_id: str, **asked: str) -> list[dict[str, Any]]:
+    found = api.get(f"{RUNS}/{run_id}/samples/manifest", params=asked).json()
     assert found["totals"]["files"] == len(found["files"])
     files: list[dict[str, Any]] = found["files"]
     return files
 
 
-def paths(api: TestClient, run: DbRun, **asked: str) -> list[str]:
-    return [file["path"] for file in manifest(api, run, **asked)]
+def paths(api: TestClient, run_id: str, **asked: str) -> list[str]:
+    return [file["path"] for file in manifest(api, run_id, **asked)]
 
 
-def links(api: TestClient, run: DbRun, items: list[dict[str, Any]]) -> dict[str, str]:
-    reply = api.post(f"{RUNS}/{run.id}/samples/download-urls", json={"items": items}).json()
+def links(api: TestClient, run_id: str, items: list[dict[str, Any]]) -> dict[str, str]:
+    reply = api.post(f"{RUNS}/{run_id}/samples/download-urls", json={"items": items}).json()
     assert reply["expires_in"] == 900 and isinstance(reply["expires_in"], int)  # 900.0 on the wire is none
     return {item["path"]: item["url"] for item in reply["items"]}
 
@@ -73,7 +72,7 @@ def fetched(api: TestClient, url: str) -> bytes:
     return bytes(api.get(url, headers={"Authorization": ""}).content)
 
 
-def test_manifest_types_and_rows(api: TestClient, finished: DbRun) -> None:
+def test_manifest_types_and_rows(api: TestClient, finished: str) -> None:
     assert paths(api, finished, types="metrics") == ["metrics.json"]
     assert paths(api, finished, types="logs") == ["logs.txt"]
     trajectories = [f"trajectories/row_{row}_run_{run}.json" for row in (0, 1) for run in (0, 1)]
@@ -89,14 +88,14 @@ def test_manifest_types_and_rows(api: TestClient, finished: DbRun) -> None:
 
 
 @pytest.mark.parametrize("asked", [{"types": "everything"}, {"rows": "a"}, {"rows": "5-3"}, {"rows": "1,,2"}])
-def test_invalid_manifest_requests(api: TestClient, finished: DbRun, asked: dict[str, str]) -> None:
-    assert_flat_error(api.get(f"{RUNS}/{finished.name}/samples/manifest", params=asked), 400, "VALIDATION")
+def test_invalid_manifest_requests(api: TestClient, finished: str, asked: dict[str, str]) -> None:
+    assert_flat_error(api.get(f"{RUNS}/{finished}/samples/manifest", params=asked), 400, "VALIDATION")
     pending = submitted(api)["name"]
     assert_flat_error(api.get(f"{RUNS}/{pending}/samples/manifest"), 409, "CONFLICT")
 
 
-def test_downloads_match_their_manifest(api: TestClient, world: World, finished: DbRun) -> None:
-    world.log(finished.id, "four samples were graded", step="run")
+def test_downloads_match_their_manifest(api: TestClient, world: World, finished: str) -> None:
+    world.log(finished, "four samples were graded", step="run")
     files = manifest(api, finished, types="metrics,trajectories,artifacts,logs")
     found = links(
         api, finished, [*files, {"path": "trajectories/row_9_run_9.json"}, {"path": "../../platform.db"}]
@@ -112,10 +111,10 @@ def test_downloads_match_their_manifest(api: TestClient, world: World, finished:
     }
 
 
-def test_lost_derived_file_is_stored_again(api: TestClient, world: World, finished: DbRun) -> None:
+def test_lost_derived_file_is_stored_again(api: TestClient, world: World, finished: str) -> None:
     wanted = [file for file in manifest(api, finished) if file["path"] in ("metrics.json", "summary.jsonl")]
     for file in wanted:
-        world.services.blobs.delete(f"runs/{finished.id}/derived/{file['token']}/{file['path']}")
+        world.services.blobs.delete(f"runs/{finished}/derived/{file['token']}/{file['path']}")
     unknown = [{"path": "metrics.json", "token": number * 64} for number in "0123"]
     found = links(api, finished, [*wanted, *unknown])
     assert list(found) == [file["path"] for file in wanted]
@@ -125,24 +124,24 @@ def test_lost_derived_file_is_stored_again(api: TestClient, world: World, finish
 
 def test_changed_file_is_served_as_announced(api: TestClient, worker: FakeWorker) -> None:
     settle(worker.world)
-    (early,) = manifest(api, worker.run, types="metrics")
+    (early,) = manifest(api, worker.run_id, types="metrics")
     worker.sync(worked_s=5e6)
     worker.finishes()
-    (late,) = manifest(api, worker.run, types="metrics")
+    (late,) = manifest(api, worker.run_id, types="metrics")
     assert early["token"] != late["token"]
     for announced in (early, late):
-        content = fetched(api, links(api, worker.run, [announced])["metrics.json"])
+        content = fetched(api, links(api, worker.run_id, [announced])["metrics.json"])
         assert hashlib.sha256(content).hexdigest() == announced["sha256"]
 
 
 @pytest.mark.parametrize("count", [0, 501])
-def test_number_of_urls(api: TestClient, finished: DbRun, count: int) -> None:
+def test_number_of_urls(api: TestClient, finished: str, count: int) -> None:
     body = {"items": [{"path": "metrics.json"}] * count}
-    reply = api.post(f"{RUNS}/{finished.name}/samples/download-urls", json=body)
+    reply = api.post(f"{RUNS}/{finished}/samples/download-urls", json=body)
     assert_flat_error(reply, 400, "VALIDATION_FAILED")
 
 
-def test_journal_download(api: TestClient, world: World, finished: DbRun) -> None:
+def test_journal_download(api: TestClient, world: World, finished: str) -> None:
     assert "events.jsonl" not in paths(api, finished, types="metrics,trajectories,artifacts,logs")
     (file,) = manifest(api, finished, types="journal", rows="0")
     for item in (file, {"path": "events.jsonl"}):
@@ -152,11 +151,11 @@ def test_journal_download(api: TestClient, world: World, finished: DbRun) -> Non
     assert [(line["row_index"], line["run_index"]) for line in lines] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert {line["notes"] for line in lines} == {"right, [REDACTED]"}
     assert {line["duration_ms"] for line in lines} == {int(SECRET)}, "a number is none"
-    assert finished.journal_blob is not None
+    [key] = [key for key in world.stored(f"runs/{finished}") if "journal" in key]
     damages = (gzip.compress(journal.replace(b"right", b"wrong")), gzip.compress(journal)[:-20], b"no gzip")
     for damaged in damages:
-        world.store(finished.journal_blob, damaged)
-        reply = api.get(f"{RUNS}/{finished.id}/samples/manifest", params={"types": "journal"})
+        world.store(key, damaged)
+        reply = api.get(f"{RUNS}/{finished}/samples/manifest", params={"types": "journal"})
         assert "damaged" in assert_flat_error(reply, 409, "CONFLICT")["error"]
 
 
@@ -195,26 +194,30 @@ def sampled(api: TestClient, world: World) -> dict[str, Any]:
     return made
 
 
-def test_sample_details(api: TestClient, world: World, sampled: dict[str, Any]) -> None:
+def test_sample_details(api: TestClient, world: World) -> None:
     values = {"tokens": 12, "cost_usd": 0.5, "model_latency_ms": 3.0}
     noted: dict[str, Any] = {"input": "2 * 3?", "output": "6", "notes": "Nearly.", "parts": {"format": 1.0}}
-    first = DbSample.row_index == 0, DbSample.run_index == 0
-    with world.services.db.transaction() as session:
-        session.execute(update(DbSample).where(*first).values(**values, **noted))
-    plain, failed = api.get(f"{RUNS}/{sampled['name']}/samples", params={"limit": 2}).json()["samples"]
+    submitted(api)
+    worker = FakeWorker.claims(world)
+    worker.write(
+        [record(0, 0, row_digest="ab" * 16, **values, **noted), record(0, 1, **{**FAILED, "reward": None})]
+    )
+    worker.sync(journal=worker.part())
+    worker.finishes()
+    plain, failed = api.get(f"{RUNS}/{worker.run_id}/samples", params={"limit": 2}).json()["samples"]
     assert plain == {
         "row": 0,
         "attempt": 0,
         "status": "success",
         "source_row_index": 0,
-        "row_digest": "0000000000000001" * 2,
+        "row_digest": "ab" * 16,
         "reward": 1.0,
-        "duration_ms": 1.0,
+        "duration_ms": 12.0,
         **values,
     }
     assert (failed["status"], "reward" in failed) == ("failed", False)
     asked = {"limit": 2, "details": "true"}
-    told, failed = api.get(f"{RUNS}/{sampled['name']}/samples", params=asked).json()["samples"]
+    told, failed = api.get(f"{RUNS}/{worker.run_id}/samples", params=asked).json()["samples"]
     assert {**plain, **noted} == told and failed["boundary"] == "provider"
 
 

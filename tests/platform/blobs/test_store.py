@@ -2,60 +2,56 @@
 
 from __future__ import annotations
 
-import io
 import os
 import stat
 import threading
-import zlib
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import update
+from sqlalchemy import text
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.blobs.local import LocalBlobStore
-from osmosis_ai.platform.blobs.signing import PartGrant, UrlSigner, load_signing_key
-from osmosis_ai.platform.db.tables import DbConversation, DbRun, DbRunFile
-from osmosis_ai.platform.refusals import ApiError
-from osmosis_ai.platform.runs.files import pack_files
-from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
-from tests.platform.viewer.runs_world import add_run
+from osmosis_ai.platform.blobs.signing import load_signing_key
+from tests.evaluation.builders import record
+from tests.platform.conftest import ManualClock, World, assert_flat_error
+from tests.platform.datasets_world import Uploads, rows
+from tests.platform.fake_worker import EVALS, FakeWorker, file_url
+from tests.platform.runs.conftest import code, member
 
-HOUR = timedelta(hours=1)
-
-
-@pytest.fixture
-def signer(tmp_path: Path, clock: ManualClock) -> UrlSigner:
-    return UrlSigner(
-        load_signing_key(tmp_path / "keys" / "blob-urls.key"), "https://osmosis.example/p", clock
-    )
+__all__ = ["code", "member"]
 
 
-@pytest.fixture
-def store(tmp_path: Path, signer: UrlSigner, clock: ManualClock) -> LocalBlobStore:
-    return LocalBlobStore(tmp_path / "blobs", signer, clock)
+@pytest.fixture(name="rows")
+def rows_of_the_dataset() -> None:
+    """The rows of this repository."""
 
 
-def test_only_the_platforms_user_can_read_a_blob(store: LocalBlobStore, tmp_path: Path) -> None:
-    store.put("a/b", io.BytesIO(b"x"))
-    for path in (tmp_path / "blobs").rglob("*"):
+def test_only_the_platforms_user_can_read_a_blob(uploads: Uploads, world: World) -> None:
+    uploads.upload("more", rows())
+    uploads.begin("half", rows())
+    found = list((world.services.config.home / "blobs").rglob("*"))
+    assert any(path.is_file() for path in found)
+    for path in found:
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
 
 def test_what_a_killed_process_left_is_swept_and_what_is_being_written_is_not(
-    store: LocalBlobStore, tmp_path: Path, clock: ManualClock
+    world: World, clock: ManualClock
 ) -> None:
-    upload = store.begin_upload("a.csv")
-    incoming = tmp_path / "blobs" / "incoming"
-    incoming.mkdir(exist_ok=True)
+    store: Any = world.services.blobs
+    incoming = world.services.config.home / "blobs" / "incoming"
+    incoming.mkdir(parents=True, exist_ok=True)
     (incoming / "abandoned").write_bytes(b"half")
     (incoming / "ended-1").mkdir()
     (incoming / "fresh").write_bytes(b"half")
     long_ago, just_now = clock.now().timestamp() - 7200, clock.now().timestamp()
-
-    with store.receive_part(PartGrant(upload.id, 1, 4)) as writing:
+    url = store.signed_part_url(store.begin_upload("a.csv"), 1, size=4, ttl=timedelta(hours=1))
+    grant = store.signer.part(url.rpartition("/")[2])
+    with store.receive_part(grant) as writing:
         for path in incoming.iterdir():
             age = just_now if path.name == "fresh" else long_ago
             os.utime(path, (age, age))
@@ -64,31 +60,28 @@ def test_what_a_killed_process_left_is_swept_and_what_is_being_written_is_not(
         assert not (incoming / "ended-1").exists()
         assert (incoming / "fresh").exists()
         writing.write(b"data")
-        assert store.keep_part(PartGrant(upload.id, 1, 4), writing).size == 4
+        assert store.keep_part(grant, writing).size == 4
 
 
 # Signed URLs
 
 
-def token_of(url: str) -> str:
-    return url.rpartition("/")[2]
-
-
 def test_a_url_that_was_altered_in_any_place_or_is_another_platforms_is_refused(
-    signer: UrlSigner, tmp_path: Path, clock: ManualClock
+    client: TestClient, uploads: Uploads, tmp_path: Path, clock: ManualClock
 ) -> None:
-    other = UrlSigner(load_signing_key(tmp_path / "other.key"), signer.base_url, clock)
-    grant = PartGrant("0" * 32, 1, 10)
-    token = token_of(signer.sign(grant, ttl=HOUR))
+    url = uploads.begin("more", rows())["upload"]["presigned_url"]
+    base, _, token = url.rpartition("/")
+    with World.opened(tmp_path / "other", clock=clock, port=8733) as other:
+        upload = other.services.blobs.begin_upload("datasets/a.jsonl")
+        theirs = other.services.blobs.signed_part_url(upload, 1, size=4, ttl=timedelta(hours=1))
     altered = {
-        token[:place] + other + token[place + 1 :]
+        token[:place] + put + token[place + 1 :]
         for place in range(len(token))
-        for other in ("A", "B", ".", "\n", "é", "")
+        for put in ("A", "B", ".", "\n", "é", "")
     } - {token}
-    nonsense = ("", ".", "a.b", "=.=", token * 100)
-    for refused in (*altered, *nonsense, token_of(other.sign(grant, ttl=HOUR))):
-        with pytest.raises(ApiError):
-            signer.part(refused)
+    for refused in (*altered, "a.b", "=.=", token * 100, theirs.rpartition("/")[2]):
+        assert client.put(f"{base}/{quote(refused)}", content=rows()).status_code == 403, refused
+    assert client.put(url, content=rows()).status_code == 200
 
 
 def test_the_signing_key_is_made_once_and_private(tmp_path: Path) -> None:
@@ -99,68 +92,57 @@ def test_the_signing_key_is_made_once_and_private(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-
     assert len(set(keys)) == 1 and len(keys) == 8 and len(keys[0]) == 32
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [entry.name for entry in path.parent.iterdir()] == ["urls.key"]
-    assert keys[0].hex() not in repr(UrlSigner(keys[0], "https://x", ManualClock()))
 
 
-def test_a_signing_key_that_others_can_read_or_that_is_damaged_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "urls.key"
-    load_signing_key(path)
+def test_a_signing_key_that_others_can_read_or_that_is_damaged_is_refused(world: World) -> None:
+    home = world.services.config.home
+    path = home / "keys" / "blob-urls.key"
     path.chmod(0o644)
-    with pytest.raises(OsmosisError, match="every user"):
-        load_signing_key(path)
+    with pytest.raises(OsmosisError, match="every user"), World.opened(home):
+        pass
     path.chmod(0o600)
     path.write_text("zz")
-    with pytest.raises(OsmosisError, match="damaged"):
-        load_signing_key(path)
+    with pytest.raises(OsmosisError, match="damaged"), World.opened(home):
+        pass
 
 
-CONTENT = {"a": b"", "b": b"first", "c": b"second " * 1000, "d": bytes(range(256))}
+CONTENT = {0: b"[]", 1: b'"first"', 2: b'"' + b"second " * 1000 + b'"'}
 
 
 @pytest.fixture
-def packed(world: World, member: Member) -> DbRun:
-    """A run whose files are in one pack."""
-    run = add_run(world, member, "amber")
-    with world.services.db.transaction() as session:
-        for path, content in CONTENT.items():
-            session.add(DbConversation(run_id=run.id, path=path, content=zlib.compress(content)))
-            session.add(DbRunFile(run_id=run.id, path=path, kind="other", size=len(content)))
-    pack_files(world.services.db, world.services.blobs, run.id, lambda: None)
-    return run
+def urls(api: TestClient, world: World) -> list[str]:
+    """The addresses of conversations of a run, which are in one pack."""
+    EVALS.taken(api, evaluation_config={"limit": 3, "n": 1})
+    worker = FakeWorker.claims(world)
+    worker.write([record(row, 0) for row in CONTENT])
+    files = [worker.conversation(row, content=content) for row, content in CONTENT.items()]
+    worker.sync(journal=worker.part(), files=files)
+    worker.finishes()
+    assert any("pack" in key for key in world.stored(f"runs/{worker.run_id}"))
+    found = [file_url(api, worker.run_id, f"trajectories/row_{row}_run_0.json") for row in CONTENT]
+    return [str(url) for url in found]
 
 
-def file_url(world: World, run: DbRun, path: str) -> str:
-    with world.services.db.session() as session:
-        file = session.get_one(DbRunFile, (run.id, path))
-    assert file.offset is not None
-    return world.services.run_files.url(file, filename="row_2_run_0.json", ttl=timedelta(minutes=1))
-
-
-def test_a_file_of_a_pack_is_served_by_its_url_from_any_byte(
-    client: TestClient, world: World, packed: DbRun
-) -> None:
-    assert {path: client.get(file_url(world, packed, path)).content for path in CONTENT} == CONTENT
-    url = file_url(world, packed, "c")
-    whole = client.get(url)
-    assert whole.headers["content-length"] == str(len(CONTENT["c"]))
+def test_a_file_of_a_pack_is_served_by_its_url_from_any_byte(client: TestClient, urls: list[str]) -> None:
+    assert [client.get(url).content for url in urls] == list(CONTENT.values())
+    whole = client.get(urls[2])
+    assert whole.headers["content-length"] == str(len(CONTENT[2]))
     assert 'filename="row_2_run_0.json"' in whole.headers["content-disposition"]
     assert whole.headers["x-content-type-options"] == "nosniff"
-    rest = client.get(url, headers={"Range": "bytes=6990-", "If-Range": whole.headers["etag"]})
-    assert (rest.status_code, rest.content) == (206, CONTENT["c"][6990:])
-    assert client.get(file_url(world, packed, "b")).headers["etag"] != whole.headers["etag"]
+    rest = client.get(urls[2], headers={"Range": "bytes=6990-", "If-Range": whole.headers["etag"]})
+    assert (rest.status_code, rest.content) == (206, CONTENT[2][6990:])
+    assert client.get(urls[1]).headers["etag"] != whole.headers["etag"]
 
 
 @pytest.mark.parametrize(
-    "change", [{"offset": 1}, {"length": 3}, {"size": 4}, {"size": 6}, {"offset": 10**9}]
+    "change", ["offset = 1", "length = 3", "size = 4", "size = 8", "offset = 1000000000"]
 )
 def test_a_file_whose_bytes_in_the_pack_are_others_is_damaged(
-    client: TestClient, world: World, packed: DbRun, change: dict[str, int]
+    client: TestClient, world: World, urls: list[str], change: str
 ) -> None:
-    url = file_url(world, packed, "b")
     with world.services.db.transaction() as session:
-        session.execute(update(DbRunFile).where(DbRunFile.path == "b").values(change))
-    assert_flat_error(client.get(url), 500, "BLOB_DAMAGED")
+        session.execute(text(f"UPDATE run_files SET {change} WHERE path LIKE '%row_1_run_0.json'"))
+    assert_flat_error(client.get(urls[1]), 500, "BLOB_DAMAGED")

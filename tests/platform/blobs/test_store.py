@@ -138,7 +138,8 @@ def test_a_file_of_a_pack_is_served_by_its_url_from_any_byte(client: TestClient,
 
 
 @pytest.mark.parametrize(
-    "change", ["offset = 1", "length = 3", "size = 4", "size = 8", "offset = 1000000000"]
+    "change",
+    ["offset = 1", "length = 3", "length = length - 4", "size = 4", "size = 8", "offset = 1000000000"],
 )
 def test_a_file_whose_bytes_in_the_pack_are_others_is_damaged(
     client: TestClient, world: World, urls: list[str], change: str

@@ -35,6 +35,7 @@ USED_WITHOUT_AN_IMPORT = {
     "mkdocstrings": "a plugin of mkdocs: it renders the reference of the Python API",
     "playwright": "the tests in a browser: it drives the one that is installed",
     "psycopg": "SQLAlchemy's driver for PostgreSQL, named in the database's URL",
+    "pymdown-extensions": "an extension of mkdocs-material, bounded for Python 3.10",
     "python-multipart": "FastAPI reads uploads and forms with it",
     "ray": "a program: nodes of a cluster that executes runs are started with it, and the platform asks it by HTTP",
     "ruff": "a program: mkdocstrings formats signatures with it",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,24 +56,10 @@ def inputs(*, rows: str = "0-9", source: str = "s1", seed: int = 0, **changes: A
 class MeasuredResults(AttemptTable):
     """A table of results that a test adds one by one."""
 
-    def __init__(
-        self,
-        rows: int,
-        n: int,
-        *,
-        pass_threshold: float = 1.0,
-        clusters: Sequence[int] = (),
-        reward_range: tuple[float, float] | None = None,
-    ) -> None:
-        super().__init__(rows, n)
-        self._pass_threshold, self._reward_range = pass_threshold, reward_range
-        for row_index, cluster in enumerate(clusters):
-            self.set_row_digest(row_index, f"{cluster + 1:016x}")
-
     def add(self, row: int, run: int, status: str, reward: float | None, **known: Any) -> None:
         self.set_result(
             TerminalRecord(row, run, "", status, **{"duration_ms": None, **known}, reward=reward)  # type: ignore[arg-type]
         )
 
     def summary(self) -> RunMetrics:
-        return compute_metrics(self, pass_threshold=self._pass_threshold, reward_range=self._reward_range)
+        return compute_metrics(self)

@@ -35,11 +35,7 @@ SLOWEST_BYTES_S = 64 << 10
 
 
 def open_http(
-    url: str,
-    *,
-    headers: Mapping[str, str],
-    timeout_s: float,
-    transport: httpx.BaseTransport | None = None,
+    url: str, *, headers: Mapping[str, str], timeout_s: float, transport: httpx.BaseTransport | None = None
 ) -> httpx.Client:
     """Open an HTTP client for the host of ``url``; the caller closes it."""
     parts = urlsplit(url)

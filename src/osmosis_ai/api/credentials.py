@@ -330,8 +330,7 @@ class CredentialStore:
                 yield
         except Timeout:
             raise OsmosisError(
-                f"File is locked by another command: {self.path}.",
-                code="CREDENTIALS_UNAVAILABLE",
+                f"File is locked by another command: {self.path}.", code="CREDENTIALS_UNAVAILABLE"
             ) from None
         except OSError as error:
             raise OsmosisError(

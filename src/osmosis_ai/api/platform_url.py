@@ -47,8 +47,7 @@ def normalize_platform_url(raw: str) -> str:
         raise _invalid(raw)
     if parts.username is not None or parts.password is not None:
         raise OsmosisError(
-            "Platform URL contains a user name or password.",
-            hint="osmosis --platform URL login",
+            "Platform URL contains a user name or password.", hint="osmosis --platform URL login"
         )
     bracketed = f"[{host}]" if ":" in host else host
     explicit_port = "" if port is None or port == _DEFAULT_PORTS[parts.scheme] else f":{port}"

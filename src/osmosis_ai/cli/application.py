@@ -272,11 +272,4 @@ def _internal_failure(error: BaseException) -> Failure:
         message = "An unexpected internal error occurred."
         shown = f"{type(error).__name__}: {text}" if text else type(error).__name__
         hint = "this is a bug in Osmosis; OSMOSIS_DEBUG=1 prints a traceback"
-    return Failure(
-        1,
-        "INTERNAL",
-        message,
-        {"exception_type": type(error).__name__},
-        hint,
-        shown,
-    )
+    return Failure(1, "INTERNAL", message, {"exception_type": type(error).__name__}, hint, shown)

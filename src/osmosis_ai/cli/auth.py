@@ -39,8 +39,7 @@ def login(
     token: Annotated[
         str | None,
         typer.Option(
-            metavar="TOKEN",
-            help="Existing token to log in with; `-` reads it from standard input.",
+            metavar="TOKEN", help="Existing token to log in with; `-` reads it from standard input."
         ),
     ] = None,
     no_browser: Annotated[

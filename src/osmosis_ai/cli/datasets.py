@@ -171,8 +171,7 @@ def upload(
         bool, typer.Option("--overwrite", help="Replace the content of an existing dataset.")
     ] = False,
     wait: Annotated[
-        bool,
-        typer.Option("--wait", help="Wait until the platform has checked the dataset."),
+        bool, typer.Option("--wait", help="Wait until the platform has checked the dataset.")
     ] = False,
     yes: YesOption = False,
 ) -> OperationResult:

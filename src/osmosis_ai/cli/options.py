@@ -53,9 +53,7 @@ SliceOption = Annotated[
 ServersOption = Annotated[
     int | None,
     typer.Option(
-        min=1,
-        max=8,
-        help="Number of rollout server processes (default: number of processors minus one).",
+        min=1, max=8, help="Number of rollout server processes (default: number of processors minus one)."
     ),
 ]
 NoPreviewsOption = Annotated[
@@ -82,8 +80,7 @@ JunitOption = Annotated[
 RewardRangeOption = Annotated[
     str | None,
     typer.Option(
-        metavar="LOW,HIGH",
-        help="Lowest and highest possible reward, for bounds on unscored attempts.",
+        metavar="LOW,HIGH", help="Lowest and highest possible reward, for bounds on unscored attempts."
     ),
 ]
 
@@ -122,8 +119,7 @@ FinishOption = Annotated[
     ),
 ]
 SearchOption = Annotated[
-    str,
-    typer.Option(metavar="TEXT", help="Text to find in messages, notes of graders or judges, or errors."),
+    str, typer.Option(metavar="TEXT", help="Text to find in messages, notes of graders or judges, or errors.")
 ]
 ShownOption = Annotated[int, typer.Option("--limit", min=1, max=1_000, help="Maximum number of attempts.")]
 

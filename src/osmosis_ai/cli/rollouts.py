@@ -31,10 +31,7 @@ templates = typer.Typer()
 def init(
     context: typer.Context,
     name: Annotated[str | None, typer.Argument(help="Name: lower-case letters, digits and hyphens.")] = None,
-    example: Annotated[
-        bool,
-        typer.Option("--example", help="Write a complete example with data."),
-    ] = False,
+    example: Annotated[bool, typer.Option("--example", help="Write a complete example with data.")] = False,
     force: Annotated[
         bool, typer.Option("--force", "-f", help="Replace an existing rollout and its configs.")
     ] = False,

@@ -174,8 +174,7 @@ def eval_rubric(
         str, typer.Option("--rubric", "-r", metavar="ID", help="Id of a rubric in the YAML file.")
     ],
     data: Annotated[
-        Path,
-        typer.Option("--data", "-d", help="JSON Lines file; records of other rubrics are skipped."),
+        Path, typer.Option("--data", "-d", help="JSON Lines file; records of other rubrics are skipped.")
     ],
     number: Annotated[int, typer.Option("--number", "-n", help="Number of calls per record.")] = 1,
     config: ConfigOption = None,

@@ -115,10 +115,7 @@ class RunStanding:
 
 
 _WAITING = ("pending", "queued")
-_SAID = {
-    **dict.fromkeys(_WAITING, "Waiting for the run to start"),
-    "running": "The run is being prepared",
-}
+_SAID = {**dict.fromkeys(_WAITING, "Waiting for the run to start"), "running": "The run is being prepared"}
 
 
 def show_progress(looks: Iterable[Look], standing: Callable[[Look], RunStanding], *, again: str) -> None:
@@ -303,11 +300,7 @@ class RunView(Generic[DescribedT]):
             return list_result(listing, item=self.item, columns=columns, extra=context.resource())
 
     def info(
-        self,
-        name: str,
-        output: str | None,
-        *,
-        also: Callable[[DescribedT], Mapping[str, Any]] = lambda _: {},
+        self, name: str, output: str | None, *, also: Callable[[DescribedT], Mapping[str, Any]] = lambda _: {}
     ) -> DetailResult:
         """Show a run; its metrics go to a file for people, or if ``output`` is given."""
         with platform_context(name) as context:
@@ -415,12 +408,7 @@ class RunView(Generic[DescribedT]):
             ]
             rows = {label: value for label, value in facts if value}
             plan = SubmitPlan(
-                noun,
-                rows,
-                submission.config.env,
-                submission.secrets,
-                submission.notes,
-                submission.warnings,
+                noun, rows, submission.config.env, submission.secrets, submission.notes, submission.warnings
             )
             plan.show()
             if check:

@@ -63,8 +63,7 @@ def set_(
         typer.Option(metavar="[personal|workspace]", help="Scope: your runs, or the runs of all members."),
     ] = "personal",
     env: Annotated[
-        str | None,
-        typer.Option(metavar="VARNAME", help="Environment variable of this shell with the value."),
+        str | None, typer.Option(metavar="VARNAME", help="Environment variable of this shell with the value.")
     ] = None,
 ) -> OperationResult:
     """Store a secret or replace its value.

@@ -85,9 +85,7 @@ def current_() -> DetailResult:
 
 
 @app.command("switch")
-def switch(
-    name: Annotated[str, typer.Argument(help="Name or ID of the workspace.")],
-) -> OperationResult:
+def switch(name: Annotated[str, typer.Argument(help="Name or ID of the workspace.")]) -> OperationResult:
     """Find the local directory of another workspace.
 
     The repository of the current directory selects the workspace of a command. This command prints the checkout of

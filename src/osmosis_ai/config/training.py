@@ -118,9 +118,7 @@ class AdvancedSection(ConfigSection):
     )
     # the validation
     validation_dataset: str | None = setting(
-        None,
-        "dataset to validate on (default: rows held out of the training dataset)",
-        example="multiply",
+        None, "dataset to validate on (default: rows held out of the training dataset)", example="multiply"
     )
     validation_rows: CountOrZero | None = setting(
         None,

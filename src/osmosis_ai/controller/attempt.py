@@ -237,10 +237,7 @@ class RunningAttempt:
 
         Messages and reports are the agent's: errors are logged, not raised.
         """
-        from osmosis_ai.rollout.trajectory import (
-            convert_sample_to_trajectory,
-            report_from_response,
-        )
+        from osmosis_ai.rollout.trajectory import convert_sample_to_trajectory, report_from_response
         from osmosis_ai.rollout.types import RolloutSample
 
         sample = self.grader.sample if self.grader is not None else None

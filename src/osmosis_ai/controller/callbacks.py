@@ -152,10 +152,7 @@ class CallbackStore:
         return await self._reach_terminal(rollout_id, "timeout", acknowledgment)
 
     async def acknowledge_without_commit(
-        self,
-        rollout_id: str,
-        source: TerminalSource = "cancelled",
-        acknowledgment: Acknowledgment = _OK,
+        self, rollout_id: str, source: TerminalSource = "cancelled", acknowledgment: Acknowledgment = _OK
     ) -> TerminalCallbackResult:
         """End the rollout without the commit hook, unless a running commit wins; return the winner."""
         rollout = self._find(rollout_id)

@@ -217,11 +217,7 @@ def _scale_of(pair: RunPair, metric: str, settings: ChangeSettings) -> _Ends | N
 
 
 def _of_attempts(
-    pair: RunPair,
-    metric: str,
-    settings: ChangeSettings,
-    scale: _Ends | None,
-    unscored: _Ends | None,
+    pair: RunPair, metric: str, settings: ChangeSettings, scale: _Ends | None, unscored: _Ends | None
 ) -> _Found:
     """Compare the mean of a number that every attempt has."""
     as_a, as_b = unscored or (None, None)
@@ -276,11 +272,7 @@ def _on_common_rows(pair: RunPair, a: Attempts, b: Attempts) -> tuple[Attempts, 
 
 
 def _of_k(
-    pair: RunPair,
-    metric: str,
-    settings: ChangeSettings,
-    scale: _Ends | None,
-    unscored: _Ends | None,
+    pair: RunPair, metric: str, settings: ChangeSettings, scale: _Ends | None, unscored: _Ends | None
 ) -> _Found:
     """Compare pass@k or pass^k over rows with at least k scored attempts."""
     k, at = attempts_asked(metric) or 1, metric.startswith("pass@")

@@ -361,11 +361,7 @@ def overall(judgements: Sequence[RuleResult]) -> Verdict:
 
 
 def evidence_of(
-    metric: str,
-    estimates: Mapping[str, Any],
-    *,
-    rows: int | None = None,
-    confidence: float = CONFIDENCE,
+    metric: str, estimates: Mapping[str, Any], *, rows: int | None = None, confidence: float = CONFIDENCE
 ) -> Evidence:
     """Return the evidence about a metric in a run's ``estimates``."""
     if metric in SHARES and (estimates.get(metric) is None or confidence != CONFIDENCE):
@@ -401,13 +397,7 @@ def evidence_of_share(
 
 
 def evidence_of_mean(
-    mean: float,
-    std: float,
-    samples: int,
-    rows: int | None,
-    *,
-    note: str = "",
-    confidence: float = CONFIDENCE,
+    mean: float, std: float, samples: int, rows: int | None, *, note: str = "", confidence: float = CONFIDENCE
 ) -> Evidence:
     """Return the evidence about a mean, counting observations as :func:`evidence_of_share`."""
     size = min(samples, rows or samples)

@@ -28,15 +28,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidatorFunctionWr
 
 from osmosis_ai.controller.outcomes import ERROR_SOURCES, LimitedBy
 from osmosis_ai.datasets.selection import RowsDrawn
-from osmosis_ai.evaluation.results import (
-    FAILED,
-    PENDING,
-    SKIPPED,
-    STATED,
-    SUCCESS,
-    UNKNOWN,
-    AttemptTable,
-)
+from osmosis_ai.evaluation.results import FAILED, PENDING, SKIPPED, STATED, SUCCESS, UNKNOWN, AttemptTable
 from osmosis_ai.llm.replies import FLAGGED, FLAGGED_NAMES
 from osmosis_ai.statistics.estimates import (
     Description,

@@ -37,13 +37,7 @@ from osmosis_ai.controller.server_process import useful_servers
 from osmosis_ai.datasets import row_digest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.attempt_files import AttemptFilesWriter
-from osmosis_ai.evaluation.hooks import (
-    ProgressSnapshot,
-    RunHooks,
-    RunSummary,
-    describe_run,
-    first_failures,
-)
+from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks, RunSummary, describe_run, first_failures
 from osmosis_ai.evaluation.journal import Journal, load_results, salvage
 from osmosis_ai.evaluation.lenient_json import as_number, as_table
 from osmosis_ai.evaluation.manifest import Manifest, RunPlan, open_run, run_inputs

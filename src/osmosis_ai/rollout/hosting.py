@@ -18,13 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from .backend import (
-    DeadlineExceededError,
-    InProcessBackend,
-    active_rollout,
-    awaitable,
-    describe,
-)
+from .backend import DeadlineExceededError, InProcessBackend, active_rollout, awaitable, describe
 from .cli_utils import AGENT_NAME, APP_NAME, EVAL_FNS_NAME, load_agent_loop
 from .client import BridgeLLMClient
 from .context import rollout_contextvar

@@ -54,8 +54,7 @@ def fake_prompt_token_ids(messages: Sequence[MessageDict]) -> list[int]:
 
 
 def create_mock_trainer_app(
-    tracker: RolloutCompletionTracker | None = None,
-    tool_call_generator: ToolCallGenerator | None = None,
+    tracker: RolloutCompletionTracker | None = None, tool_call_generator: ToolCallGenerator | None = None
 ) -> FastAPI:
     """Return a controller that calls ``add`` when a user asks to calculate, and answers OK otherwise.
 

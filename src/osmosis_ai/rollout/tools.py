@@ -75,8 +75,7 @@ def get_tool_call_info(tool_call: dict[str, Any]) -> tuple[str, str, dict[str, A
 
 
 async def execute_tool_calls(
-    tool_calls: Sequence[dict[str, Any]],
-    executor: Callable[[dict[str, Any]], Awaitable[MessageDict]],
+    tool_calls: Sequence[dict[str, Any]], executor: Callable[[dict[str, Any]], Awaitable[MessageDict]]
 ) -> list[MessageDict]:
     """Run calls concurrently with ``executor`` and return their messages in order. Exceptions propagate."""
     return list(await asyncio.gather(*(executor(call) for call in tool_calls)))

@@ -17,12 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from osmosis_ai.datasets import file_digest
-from osmosis_ai.datasets.readers import (
-    BYTE_ORDER_MARK,
-    LFS_POINTER,
-    decode_json,
-    name_of_type,
-)
+from osmosis_ai.datasets.readers import BYTE_ORDER_MARK, LFS_POINTER, decode_json, name_of_type
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.lenient_json import as_table
 

@@ -287,7 +287,7 @@ class JudgingSession:
         def add(call: TerminalRecord) -> None:
             if not call.rollout_id.startswith(f"{self._id}-"):
                 raise JournalCorruptionError(
-                    f"The journal '{path}' is damaged: a call of record {call.row_index + 1} is not of this session.",
+                    f"The journal '{path}' is damaged: a call of record {call.row_index + 1} is not of this session."
                 )
             self._count(call)
             self._spending.earlier_s = max(self._spending.earlier_s, facts_of(call).get("elapsed_s", 0.0))

@@ -31,10 +31,7 @@ from osmosis_ai.evaluation.agent_loop.eval_run import (
     summarize_runs,
     write_results,
 )
-from osmosis_ai.evaluation.agent_loop.inputs import (
-    MAX_TOKENS_TOTAL,
-    DatasetReader,
-)
+from osmosis_ai.evaluation.agent_loop.inputs import MAX_TOKENS_TOTAL, DatasetReader
 from osmosis_ai.evaluation.agent_loop.llm_client import choose_model
 from osmosis_ai.evaluation.hooks import RunHooks, RunSummary
 from osmosis_ai.evaluation.runner import EvalRunner

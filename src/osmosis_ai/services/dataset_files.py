@@ -209,11 +209,7 @@ def check_target(target: Path, *, overwrite: bool) -> None:
 
 
 def import_rows(
-    plan: ImportPlan,
-    *,
-    overwrite: bool,
-    skip_invalid: bool,
-    progress: Callable[[int], None] | None = None,
+    plan: ImportPlan, *, overwrite: bool, skip_invalid: bool, progress: Callable[[int], None] | None = None
 ) -> ImportReport:
     """Write the rows of a plan; the new file is written completely or not at all.
 

@@ -40,12 +40,7 @@ from osmosis_ai.api.models.datasets import (
     UploadIntent,
 )
 from osmosis_ai.api.transfer import download, upload_file
-from osmosis_ai.api.upload_records import (
-    UnfinishedUpload,
-    find_unfinished_upload,
-    note_intent,
-    open_upload,
-)
+from osmosis_ai.api.upload_records import UnfinishedUpload, find_unfinished_upload, note_intent, open_upload
 from osmosis_ai.datasets import DatasetReport, file_digest
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import cache_dir, expanded, write_json
@@ -203,10 +198,7 @@ class _Sender:
             dataset = self._create(request)
         if dataset.upload is None:
             self._abort(dataset.id)
-            raise OsmosisError(
-                "The platform returned no upload address.",
-                code="PLATFORM_ERROR",
-            )
+            raise OsmosisError("The platform returned no upload address.", code="PLATFORM_ERROR")
         return self._send(dataset.id, dataset.upload)
 
     def _can_go_on(self, unfinished: UnfinishedUpload) -> bool:

@@ -82,8 +82,7 @@ def require_types(directory: Path, *kinds: str) -> None:
     if missing:
         named = " and ".join(f"{what} ({file})" for file, what in map(_NEEDED.__getitem__, missing))
         raise NotFoundError(
-            f"The run downloaded to '{directory}' lacks {named}.",
-            hint=fetching(directory, ",".join(missing)),
+            f"The run downloaded to '{directory}' lacks {named}.", hint=fetching(directory, ",".join(missing))
         )
 
 
@@ -185,10 +184,7 @@ def fetched_run(client: PlatformClient, name: str, *, conversations: bool) -> It
     with TemporaryDirectory(prefix="osmosis-report-") as scratch:
         found = get_evaluation(client, name).run
         plan = plan_download(
-            client,
-            found,
-            types=("metrics", "trajectories"),
-            workspace=WorkspaceDirectory(Path(scratch)),
+            client, found, types=("metrics", "trajectories"), workspace=WorkspaceDirectory(Path(scratch))
         )
         if not conversations:
             wanted = [file for file in plan.pending if not file.path.startswith("trajectories/")]

@@ -72,10 +72,7 @@ def value_from_environment(variable: str) -> str:
     """Return the value of an environment variable, to be stored as a secret."""
     value = os.environ.get(variable)
     if value is None:
-        raise OsmosisError(
-            f"The environment variable {variable} is not set.",
-            hint=f"export {variable}=…",
-        )
+        raise OsmosisError(f"The environment variable {variable} is not set.", hint=f"export {variable}=…")
     return check_value(value, source=f"The environment variable {variable}")
 
 

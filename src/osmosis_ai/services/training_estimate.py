@@ -144,15 +144,7 @@ def estimate_training(config: Path, *, gpu: str | None, gpu_memory: str | None) 
         )
     fits_on = {name: bool(needed_memory(model, name, size).fits) for name, size in GPUS.items()}
     return EstimatedTraining(
-        loaded,
-        model,
-        device,
-        needed_memory(model, device, size),
-        here,
-        own,
-        own_memory,
-        fits_on,
-        warnings,
+        loaded, model, device, needed_memory(model, device, size), here, own, own_memory, fits_on, warnings
     )
 
 

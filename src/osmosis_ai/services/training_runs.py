@@ -49,12 +49,7 @@ from osmosis_ai.services.runs.lifecycle import (
     run_path,
 )
 from osmosis_ai.training.runs import run_differences
-from osmosis_ai.training.runs.curves import (
-    CurveMark,
-    SavedAdapter,
-    TrainingCurves,
-    reward_at,
-)
+from osmosis_ai.training.runs.curves import CurveMark, SavedAdapter, TrainingCurves, reward_at
 from osmosis_ai.training.runs.metrics import LARGEST_STEP, TITLES
 from osmosis_ai.viewer.local_runs import RunPlaces, kind_of
 from osmosis_ai.viewer.source import (

@@ -113,11 +113,7 @@ class CheckReport:
         """Return the report as the JSON output shows it; unknown facts about a problem are left out."""
         return {
             "workspace_directory": str(self.workspace.root),
-            "checked": {
-                "configs": self.configs,
-                "entrypoints": self.entrypoints,
-                "datasets": self.datasets,
-            },
+            "checked": {"configs": self.configs, "entrypoints": self.entrypoints, "datasets": self.datasets},
             "unchecked": self.unchecked,
             "errors": len(self.errors),
             "warnings": len(self.warnings),

@@ -327,12 +327,7 @@ def fitting_range(
 
 
 def estimate_rate_of_rows(
-    by_row: Floats,
-    clusters: Labels,
-    *,
-    samples: int,
-    independent: float,
-    confidence: float = CONFIDENCE,
+    by_row: Floats, clusters: Labels, *, samples: int, independent: float, confidence: float = CONFIDENCE
 ) -> Estimate | None:
     """Estimate a rate from one number in [0, 1] for each row; None for no row."""
     import numpy as np

@@ -62,11 +62,7 @@ def viewer_router(
 
 
 def add_page(
-    router: APIRouter,
-    viewing: Visitor,
-    path: str,
-    page: PageFunction,
-    knows: Collection[str] = (),
+    router: APIRouter, viewing: Visitor, path: str, page: PageFunction, knows: Collection[str] = ()
 ) -> None:
     section = path.strip("/").split("/")[0]
     kind = next((kind for kind, below in SECTIONS.items() if below == section), None)

@@ -44,11 +44,7 @@ class GitState:
 
 
 def run_git(
-    arguments: Sequence[str],
-    *,
-    cwd: Path,
-    env: Mapping[str, str] | None = None,
-    timeout_s: float = 60.0,
+    arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str] | None = None, timeout_s: float = 60.0
 ) -> subprocess.CompletedProcess[str]:
     """Run one Git command in ``cwd`` and return its result, even if it failed."""
     try:

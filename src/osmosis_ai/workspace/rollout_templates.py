@@ -40,7 +40,7 @@ _LEFT_OUT = frozenset({".env", ".git", ".mypy_cache", ".osmosis", ".ruff_cache",
 _MOST_FILES, _MOST_BYTES = 1_000, 64 * 1024 * 1024
 _ELSEWHERE = {
     "multiply-harbor-strands": "it runs in containers, which this release does not start; "
-    "`multiply-local-strands` is the same agent on this machine",
+    "`multiply-local-strands` is the same agent on this machine"
 }
 
 

@@ -104,11 +104,7 @@ def number_blocks(
 ) -> list[Block]:
     """Return an evaluation's main numbers, or with ``--verbose`` all of them."""
     if not current().verbose:
-        shown = [
-            f"{'Results':<32}95% CI",
-            *_main_numbers(estimates),
-            *_circumstances(estimates, rows, more),
-        ]
+        shown = [f"{'Results':<32}95% CI", *_main_numbers(estimates), *_circumstances(estimates, rows, more)]
         return [Text("\n".join(shown), in_plain=True)]
     columns = ("", Column("Value", right=True), Column("95% CI"), Column("Over"))
     lines: list[Sequence[Cell]] = [
@@ -256,15 +252,7 @@ def _failed_rows(summary: RunSummary) -> Table:
     more = summary.failed - len(shown)
     further = f"; {formats.count(more)} more are in events.jsonl" if more > 0 else ""
     return Table(
-        columns=(
-            "Row",
-            "Dataset row",
-            "Attempt",
-            "Source",
-            "Code",
-            "Error",
-            Column("Files", keep=True),
-        ),
+        columns=("Row", "Dataset row", "Attempt", "Source", "Code", "Error", Column("Files", keep=True)),
         rows=[_failed_row(record) for record in shown],
         title="Failed attempts",
         note=f"files: {shown_path(summary.run_dir / 'rollout_trials')}" + further,
@@ -541,14 +529,7 @@ ResultT = TypeVar("ResultT")
 _ARCHIVES_NAMED = 3
 _LOCAL = "(this machine)"
 
-_COLUMNS = (
-    "Name",
-    "Status",
-    "Rollout",
-    "Result (scored attempts)",
-    Column("Reward", right=True),
-    "Started",
-)
+_COLUMNS = ("Name", "Status", "Rollout", "Result (scored attempts)", Column("Reward", right=True), "Started")
 
 
 def local_run_first(

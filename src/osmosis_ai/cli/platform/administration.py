@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 WorkspaceArgument = Annotated[str, typer.Argument(help="Name of the workspace.")]
 WorkspaceOption = Annotated[
-    str | None,
-    typer.Option("--workspace", "-w", help="Name of the workspace (default: the only workspace)."),
+    str | None, typer.Option("--workspace", "-w", help="Name of the workspace (default: the only workspace).")
 ]
 EmailArgument = Annotated[str, typer.Argument(help="Email of the user.")]
 TokenIdArgument = Annotated[str, typer.Argument(help="ID of the token.")]
@@ -40,8 +39,7 @@ UserOption = Annotated[
     typer.Option("--user", "-u", metavar="EMAIL", help="Email of the user (default: the only user)."),
 ]
 PasswordFromStdin = Annotated[
-    bool,
-    typer.Option("--password-stdin", help="Read the password from standard input."),
+    bool, typer.Option("--password-stdin", help="Read the password from standard input.")
 ]
 
 tokens = typer.Typer(help="Create, list and revoke API tokens.")
@@ -190,8 +188,7 @@ def _identity_of(origin: str, *, required: bool) -> str:
 
 def disconnect(
     repository: Annotated[
-        str,
-        typer.Argument(metavar="IDENTITY|URL|PATH", help="Identity or clone URL of the repository."),
+        str, typer.Argument(metavar="IDENTITY|URL|PATH", help="Identity or clone URL of the repository.")
     ],
     yes: YesOption = False,
 ) -> OperationResult:
@@ -629,8 +626,7 @@ def create_token(
         owner = platform.user(user)
         if owner.disabled_at is not None:
             raise ConflictError(
-                f"{owner.email} is disabled.",
-                hint=f"osmosis platform user enable {owner.email}",
+                f"{owner.email} is disabled.", hint=f"osmosis platform user enable {owner.email}"
             )
         home = platform.workspaces.find(workspace) if workspace is not None else None
         if home is not None:

@@ -58,8 +58,7 @@ def start(
         ),
     ] = None,
     public_url: Annotated[
-        str | None,
-        typer.Option(help="HTTPS URL of the proxy in front of the platform (OSMOSIS_PUBLIC_URL)."),
+        str | None, typer.Option(help="HTTPS URL of the proxy in front of the platform (OSMOSIS_PUBLIC_URL).")
     ] = None,
     login: Annotated[
         bool, typer.Option("--login", help="Also log in to the platform as its administrator.")

@@ -15,13 +15,7 @@ from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.formats import aligned, next_block
 from osmosis_ai.cli.output.reports import TRAINING_HOLDS, report_file, tell_written
-from osmosis_ai.cli.output.results import (
-    DetailResult,
-    ListResult,
-    OperationResult,
-    StreamResult,
-    Text,
-)
+from osmosis_ai.cli.output.results import DetailResult, ListResult, OperationResult, StreamResult, Text
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.ui import numbers
 
@@ -326,8 +320,7 @@ def compare(
         with current().status("Fetching both runs"):
             found = compare_runs(context.client, a, b)
         return DetailResult(
-            data={**found.data(), **context.resource()},
-            blocks=[_comparison(found, verbose=verbose)],
+            data={**found.data(), **context.resource()}, blocks=[_comparison(found, verbose=verbose)]
         )
 
 

@@ -162,11 +162,7 @@ class DatasetStore:
         return self.get(workspace_id, row.id), pending.instructions(self._blobs)
 
     def complete(
-        self,
-        workspace_id: str,
-        name_or_id: str,
-        extension: str,
-        parts: Sequence[CompletedPart] | None = None,
+        self, workspace_id: str, name_or_id: str, extension: str, parts: Sequence[CompletedPart] | None = None
     ) -> DbDataset:
         """Complete an upload: all bytes have been sent, and can be checked."""
         row = self.get(workspace_id, name_or_id)

@@ -22,13 +22,7 @@ from typing import Any, TypeVar
 
 import orjson
 from sqlalchemy import URL, Connection, Engine, Row, Select, create_engine, event, make_url, text
-from sqlalchemy.exc import (
-    ArgumentError,
-    DBAPIError,
-    NoSuchModuleError,
-    OperationalError,
-    SQLAlchemyError,
-)
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from sqlalchemy.orm import Session
 from typing_extensions import TypeVarTuple, Unpack

@@ -458,10 +458,7 @@ def _rows(page: WorkspaceVisit, dataset: DbDataset, start: int) -> tuple[list[Ma
     except BlobStoreError as error:
         # Only the operator sees where the files are.
         logger.error("%s", error.message)
-        return (
-            [],
-            "The rows cannot be read: the platform's file store is unavailable. Try again later.",
-        )
+        return ([], "The rows cannot be read: the platform's file store is unavailable. Try again later.")
     except OSError as error:
         logger.error("%s", error)
         return [], f"The rows cannot be read: {error.strerror or 'disk error'}."

@@ -22,12 +22,7 @@ from osmosis_ai.platform.blobs.signing import (
     content_disposition,
     transfer_refused,
 )
-from osmosis_ai.platform.blobs.store import (
-    BlobError,
-    BlobNotFound,
-    BlobStoreError,
-    UploadNotFound,
-)
+from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStoreError, UploadNotFound
 from osmosis_ai.platform.http.authentication import Services
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.routing import api_router

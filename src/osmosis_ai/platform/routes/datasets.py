@@ -17,8 +17,7 @@ router = api_router("/api/cli/datasets")
 IntentHeader = Annotated[
     str | None,
     Header(
-        alias=wire.UPLOAD_INTENT_HEADER,
-        description="`ID; sha256=DIGEST` of the file, to resume its upload.",
+        alias=wire.UPLOAD_INTENT_HEADER, description="`ID; sha256=DIGEST` of the file, to resume its upload."
     ),
 ]
 

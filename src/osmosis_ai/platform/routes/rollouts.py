@@ -72,8 +72,7 @@ def _list(
     if problem and not total:
         raise _not_synced(problem)
     listed = wire.RolloutList(
-        rollouts=[wire.Rollout.of(rollout, **more) for rollout in shown],
-        **page.keys(total, len(shown)),
+        rollouts=[wire.Rollout.of(rollout, **more) for rollout in shown], **page.keys(total, len(shown))
     )
     if problem:
         listed.sync_error = problem

@@ -18,19 +18,9 @@ from osmosis_ai.config.checks import ConfigKind
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.gitsync.git import parse_clone_url
-from osmosis_ai.platform.http.authentication import (
-    Scope,
-    Services,
-    WorkspaceScope,
-)
+from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError
-from osmosis_ai.platform.http.routing import (
-    LogPaging,
-    api_router,
-    page_url,
-    quick_read,
-    run_url,
-)
+from osmosis_ai.platform.http.routing import LogPaging, api_router, page_url, quick_read, run_url
 from osmosis_ai.platform.isolation import isolation_shown
 from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
 from osmosis_ai.platform.secrets import MissingSecretsError

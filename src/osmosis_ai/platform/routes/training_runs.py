@@ -63,10 +63,7 @@ def get_training_run(services: Services, scope: WorkspaceScope, name_or_id: str)
             **runs.run_fields(run, run_url(services, scope.workspace, run.kind, run.name)),
             **_progress(run),
             **runs.present(
-                {
-                    "notes": notes or None,
-                    "resumable": services.reopener.is_resumable(run) or None,
-                },
+                {"notes": notes or None, "resumable": services.reopener.is_resumable(run) or None}
             ),
         ),
         model=runs.named(run.model_path, run.model_path),

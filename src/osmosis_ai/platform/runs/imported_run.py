@@ -216,8 +216,7 @@ def _check_files(files: list[ImportFile]) -> None:
     total = sum(file.size for file in files)
     if total > MOST_TOTAL_BYTES:
         raise _refused(
-            f"the files have {total:,} bytes; this platform takes {MOST_TOTAL_BYTES:,} of a run",
-            "files",
+            f"the files have {total:,} bytes; this platform takes {MOST_TOTAL_BYTES:,} of a run", "files"
         )
 
 

@@ -303,8 +303,7 @@ class EvalImportStore:
             return []
         if problems := upload.problems_with(received, parts):
             raise OsmosisError(
-                f"`{path}` is not complete: {'; '.join(problems[:_NAMED_PROBLEMS])}.",
-                details={"path": path},
+                f"`{path}` is not complete: {'; '.join(problems[:_NAMED_PROBLEMS])}.", details={"path": path}
             )
         return list(received.values())
 

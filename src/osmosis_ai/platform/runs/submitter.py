@@ -134,8 +134,7 @@ class RunSubmitter:
         scopes = resolve_scopes(self._db, workspace_id, user.id, stored)
         with self._db.session() as session:
             known = select(DbRollout.id).where(
-                DbRollout.repository_id == repository.id,
-                DbRollout.name == request.experiment.rollout,
+                DbRollout.repository_id == repository.id, DbRollout.name == request.experiment.rollout
             )
             rollout_id = session.scalar(known)
         all_scopes = {name: scopes.get(name, "run") for name in request.secrets}

@@ -16,14 +16,7 @@ from osmosis_ai.api.models.eval_runs import RunOrigin
 from osmosis_ai.api.models.training_runs import ValidatedRows
 from osmosis_ai.config.toml_text import config_text
 from osmosis_ai.evaluation.metrics import Estimates
-from osmosis_ai.platform.db.keyset import (
-    KeysetOrder,
-    KeysetPlace,
-    moment_of,
-    one_holds,
-    read_page,
-    text_of,
-)
+from osmosis_ai.platform.db.keyset import KeysetOrder, KeysetPlace, moment_of, one_holds, read_page, text_of
 from osmosis_ai.platform.db.tables import DbLoraModel, DbRun, DbUser, duration_ms
 from osmosis_ai.platform.models import adapter_size
 from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, OPEN, VALIDATION, RunKind
@@ -341,10 +334,7 @@ def compared_training(run: DbRun, curves: Curves, now: datetime) -> tuple[RunDet
 
 
 def viewed_training(
-    run: DbRun,
-    curves: Curves,
-    models: Sequence[DbLoraModel],
-    happened: Sequence[CurveMark] = (),
+    run: DbRun, curves: Curves, models: Sequence[DbLoraModel], happened: Sequence[CurveMark] = ()
 ) -> TrainingCurves:
     """Return the curves of a run, its checkpoints and its newest validation."""
     return TrainingCurves.of(

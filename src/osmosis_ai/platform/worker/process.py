@@ -163,10 +163,7 @@ def worker_starter(
             env={**worker_environment(os.environ, config), **more},
             cwd=directory.path,
             stdout=directory.log,
-            private_env={
-                PLATFORM_URL: address,
-                ASSIGNMENT: assignment.model_dump_json(exclude_unset=True),
-            },
+            private_env={PLATFORM_URL: address, ASSIGNMENT: assignment.model_dump_json(exclude_unset=True)},
         )
 
     return start

@@ -301,12 +301,7 @@ class LocalBackend(InProcessBackend):
     """
 
     def __init__(
-        self,
-        *,
-        workflow: Any,
-        workflow_config: Any = None,
-        grader: Any = None,
-        grader_config: Any = None,
+        self, *, workflow: Any, workflow_config: Any = None, grader: Any = None, grader_config: Any = None
     ) -> None:
         workflow = resolve_object(workflow, "workflow")
         self._workflow = workflow if isinstance(workflow, AgentWorkflow) else None

@@ -152,11 +152,7 @@ class AgentLoopContext:
     def error(self, error_message: str, final_messages: list[MessageDict] | None = None) -> RolloutResult:
         """Return the result of a failed rollout."""
         return RolloutResult(
-            "ERROR",
-            final_messages or [],
-            "error",
-            error_message=error_message,
-            metrics=self._build_metrics(),
+            "ERROR", final_messages or [], "error", error_message=error_message, metrics=self._build_metrics()
         )
 
     def record_tool_call(self, latency_ms: float = 0.0) -> None:

@@ -164,10 +164,7 @@ def create_app(
         return await health()
 
     @app.post(
-        "/v1/rollout/init",
-        status_code=202,
-        response_model=InitResponse,
-        openapi_extra={"requestBody": _BODY},
+        "/v1/rollout/init", status_code=202, response_model=InitResponse, openapi_extra={"requestBody": _BODY}
     )
     async def init(request: Request) -> Response:
         check_key(request)

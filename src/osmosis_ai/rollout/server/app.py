@@ -76,10 +76,7 @@ class ControllerAuth:
 
 
 def create_rollout_server(
-    *,
-    backend: ExecutionBackend,
-    lifespan: Lifespan | None = None,
-    configure_logging: bool = True,
+    *, backend: ExecutionBackend, lifespan: Lifespan | None = None, configure_logging: bool = True
 ) -> FastAPI:
     """Return the application that serves ``backend`` to a controller.
 

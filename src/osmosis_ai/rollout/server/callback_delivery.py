@@ -39,11 +39,7 @@ class RetryableError(Exception):
 
 
 async def deliver_with_retries(
-    send: Callable[[], Awaitable[T]],
-    url: str,
-    *,
-    attempts: int | None = None,
-    patience_s: float = PATIENCE_S,
+    send: Callable[[], Awaitable[T]], url: str, *, attempts: int | None = None, patience_s: float = PATIENCE_S
 ) -> T:
     """Call ``send`` until it does not raise RetryableError, and return its result.
 

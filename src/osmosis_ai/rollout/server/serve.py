@@ -140,11 +140,7 @@ class AgentServer:
             "propagate": False,
         }
         return uvicorn.Config(
-            app,
-            log_level=level,
-            log_config=log_config,
-            timeout_graceful_shutdown=_SHUTDOWN_S,
-            **options,
+            app, log_level=level, log_config=log_config, timeout_graceful_shutdown=_SHUTDOWN_S, **options
         )
 
 

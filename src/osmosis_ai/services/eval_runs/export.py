@@ -63,8 +63,7 @@ def export_run(
         path = target / name if target.is_dir() else target
     if export_format == "inspect" and path.suffix != EXTENSIONS["inspect"]:
         raise OsmosisError(
-            f"inspect_ai cannot open a log named {path.name}.",
-            hint=f"use the suffix {EXTENSIONS['inspect']}",
+            f"inspect_ai cannot open a log named {path.name}.", hint=f"use the suffix {EXTENSIONS['inspect']}"
         )
     if path.exists() and not overwrite:
         raise ConflictError(

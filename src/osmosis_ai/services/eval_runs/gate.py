@@ -179,10 +179,7 @@ def _with_decisions(question: GateQuestion, found: ResolvedRun | None) -> GateQu
         where = "" if rule in question.rules else f" of {asked.decided_by}"
         raise UsageError(f"`{rule}`{where} needs a baseline.", hint="name a run: --against BASE")
     if question.against is not None and not asked.margins:
-        raise UsageError(
-            "no rule uses the baseline.",
-            hint="set the accepted loss: --margin pass_rate=0.03",
-        )
+        raise UsageError("no rule uses the baseline.", hint="set the accepted loss: --margin pass_rate=0.03")
     for rule in asked.margins:
         problem = margin_problem(rule.described, rule.limit, asked.reward_range)
         if problem:
@@ -645,8 +642,6 @@ def _evidence_of_counts(counts: CountsOnly, rule: Rule, settings: ChangeSettings
             return replace(found, unscored=missing, undecided=rulings.describe_unknown_range(missing))
         lowest, highest = settings.reward_range
         return replace(
-            found,
-            unscored=missing,
-            extremes=(mean_with(missing, lowest), mean_with(missing, highest)),
+            found, unscored=missing, extremes=(mean_with(missing, lowest), mean_with(missing, highest))
         )
     return Evidence(note=f"the platform does not report `{metric}`.")

@@ -394,11 +394,7 @@ class ShownRun:
 
 
 def show(
-    reference: str,
-    wanted: WantedSamples,
-    *,
-    client: Callable[[], PlatformClient],
-    beside: str | None = None,
+    reference: str, wanted: WantedSamples, *, client: Callable[[], PlatformClient], beside: str | None = None
 ) -> ShownRun:
     with ExitStack() as held:
         run = _opened(reference, client, held)

@@ -380,10 +380,7 @@ class _Upload:
         file: UploadFile = self._files[upload.path]
         file.require_unchanged()
         parts = upload_file(
-            file.file,
-            upload.upload,
-            progress=lambda done: self._note(file.path, done),
-            client=self._blobs,
+            file.file, upload.upload, progress=lambda done: self._note(file.path, done), client=self._blobs
         )
         done = wire.ImportUploadComplete(path=file.path)
         if parts is not None:

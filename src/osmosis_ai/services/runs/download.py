@@ -340,10 +340,7 @@ def plan_download(
 
 
 def run_download(
-    client: PlatformClient,
-    plan: DownloadPlan,
-    *,
-    progress: Callable[[int], None] | None = None,
+    client: PlatformClient, plan: DownloadPlan, *, progress: Callable[[int], None] | None = None
 ) -> DownloadOutcome:
     """Fetch pending files, eight at a time; a failed file does not stop the others."""
     from osmosis_ai.api.transfer import BlobClient

@@ -186,10 +186,7 @@ SeenT = TypeVar("SeenT", bound=RunSeen)
 
 
 def watch_run(
-    look: Callable[[], SeenT],
-    *,
-    pause: Callable[[], None],
-    tell: Callable[[str], None],
+    look: Callable[[], SeenT], *, pause: Callable[[], None], tell: Callable[[str], None]
 ) -> Iterator[SeenT]:
     """Yield the state of a run until it ends, retrying while the platform is briefly unreachable."""
     answered = time.monotonic()

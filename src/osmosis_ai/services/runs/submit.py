@@ -92,18 +92,11 @@ def code_notes(
     if verdict is not None and verdict.commit_sha:
         source += f", now {verdict.commit_sha[:8]}"
     here = f"{git.branch or 'no branch'} @ {git.head[:8]}" if git.head else "no commit yet"
-    return [
-        f"The platform runs the code of {repository.identity}: {source}.",
-        f"Checked out here: {here}.",
-    ]
+    return [f"The platform runs the code of {repository.identity}: {source}.", f"Checked out here: {here}."]
 
 
 def code_warnings(
-    root: Path,
-    experiment: Experiment,
-    repository: GitIdentity,
-    git: GitState,
-    verdict: SubmitCheck | None,
+    root: Path, experiment: Experiment, repository: GitIdentity, git: GitState, verdict: SubmitCheck | None
 ) -> list[str]:
     """Return warnings about how the code that will run may differ from the code here."""
     if served_agent(experiment.entrypoint) is not None:
@@ -231,12 +224,7 @@ class PreparedSubmit:
 
 
 def prepare_submission(
-    context: PlatformContext,
-    kind: RunKind,
-    config: Path,
-    *,
-    secret_values: Mapping[str, str],
-    tell: Tell,
+    context: PlatformContext, kind: RunKind, config: Path, *, secret_values: Mapping[str, str], tell: Tell
 ) -> PreparedSubmit:
     """Read and validate the inputs of a submit, including a preview by the platform if it supports one."""
     load = load_eval_config if kind == "eval" else load_training_config
@@ -257,11 +245,7 @@ def prepare_submission(
     # Configs are sent in the request, so changes in them do not matter.
     state = read_git_state(context.workspace.root, ignored="configs")
     git = context.git
-    doubts += [
-        imported.problem,
-        unused_values(loaded.secrets, secret_values),
-        *exposure_warnings(supplied),
-    ]
+    doubts += [imported.problem, unused_values(loaded.secrets, secret_values), *exposure_warnings(supplied)]
     unchecked = {"import"} if imported.kind != "imported" else set()
     if isinstance(loaded, TrainingConfig) and (model is None or not model.is_known):
         unchecked.add("model")

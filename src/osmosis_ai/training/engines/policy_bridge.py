@@ -42,12 +42,7 @@ _CATEGORIES: dict[int, Category] = {400: "bad_request", 404: "not_found", 429: "
 
 class PolicyBridge(ModelProxy):
     def __init__(
-        self,
-        engine: PolicyEngine,
-        chat: ChatFormat,
-        *,
-        model_path: str,
-        settings: TrainingSettings,
+        self, engine: PolicyEngine, chat: ChatFormat, *, model_path: str, settings: TrainingSettings
     ) -> None:
         super().__init__(model_path)
         self._engine = engine

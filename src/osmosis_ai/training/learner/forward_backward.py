@@ -26,12 +26,7 @@ from osmosis_ai.training.objective.batches import (
     plan_micro_batches,
     training_rows,
 )
-from osmosis_ai.training.objective.losses import (
-    TokenScores,
-    cross_entropy,
-    policy_objective,
-    score_tokens,
-)
+from osmosis_ai.training.objective.losses import TokenScores, cross_entropy, policy_objective, score_tokens
 from osmosis_ai.training.objective.sequences import TokenSequence
 
 

@@ -22,11 +22,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.engine import refused_memory
 from osmosis_ai.training.learner import policy_model
 from osmosis_ai.training.learner.distributed import World, local_device, shard_frozen
-from osmosis_ai.training.learner.forward_backward import (
-    Accumulated,
-    ForwardBackward,
-    LearnerStep,
-)
+from osmosis_ai.training.learner.forward_backward import Accumulated, ForwardBackward, LearnerStep
 from osmosis_ai.training.learner.policy import SequenceScores
 from osmosis_ai.training.learner.step import (
     DivergedError,

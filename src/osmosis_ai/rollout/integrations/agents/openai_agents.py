@@ -12,14 +12,7 @@ from osmosis_ai.llm.litellm_backend import import_litellm
 from ...context import SampleSource, get_rollout_context
 from ...types import Messages, RolloutSample, snapshot
 from ...utils.imports import needs_extra
-from . import (
-    MODEL_ID,
-    NO_KEY,
-    framework_sample,
-    placeholder_called,
-    refuse_endpoint_options,
-    running_rollout,
-)
+from . import MODEL_ID, NO_KEY, framework_sample, placeholder_called, refuse_endpoint_options, running_rollout
 
 with needs_extra("openai-agents", "an agent of the OpenAI Agents SDK"):
     # Check first that this is the framework at all, which costs little.

@@ -11,14 +11,7 @@ from ...context import SampleSource
 from ...types import RolloutSample
 from ...utils import map_initial_messages_to_content_blocks
 from ...utils.imports import needs_extra
-from . import (
-    MODEL_ID,
-    NO_KEY,
-    framework_sample,
-    placeholder_called,
-    refuse_endpoint_options,
-    running_rollout,
-)
+from . import MODEL_ID, NO_KEY, framework_sample, placeholder_called, refuse_endpoint_options, running_rollout
 
 with needs_extra("strands", "a Strands agent"):
     # Check first that this is the framework at all, which costs little.

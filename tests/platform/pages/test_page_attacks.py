@@ -85,8 +85,7 @@ def test_who_has_one_workspace_is_led_to_it_and_others_choose(
     browser: TestClient, member: Member, world: World
 ) -> None:
     assert browser.get("/").headers["location"].endswith("/fern/evals")
-    moss = world.services.workspaces.create("moss")
-    world.services.workspaces.add_member(moss.id, member.user.id, "member")
+    world.join(world.create_workspace("moss"), member)
     page = browser.get("/")
     assert page.status_code == 200 and "/fern/evals" in page.text and "/moss/evals" in page.text
     world.services.accounts.create_user("noa@fern.example", password=PASSWORD)
@@ -147,7 +146,8 @@ def test_no_form_is_taken_that_a_page_of_ours_did_not_send(
     for path in _paths("POST"):
         refused = browser.post(_filled(path, "fern"), data=form, headers=headers)
         assert refused.status_code == 403, (path, refused.status_code)
-    assert world.services.runs.get(member.workspace.id, "eval", "mine").status == "running"
+    run = browser.get("/api/cli/eval-runs/mine", headers=member.headers).json()["eval_run"]
+    assert run["status"] == "running"
     assert browser.get("/fern/evals").status_code == 200
 
 

@@ -13,7 +13,6 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.db.tables import DbUser
 from tests.datasets.builders import write_rows
 from tests.lazily import needs
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
@@ -183,8 +182,13 @@ def test_administrators_connect_repositories(
     form = {"csrf": csrf_of(page), "clone_url": "https://git.example.org/fern/more.git"}
     assert "Connect repository" not in page.text
     assert browser.post("/fern/integrations/git", data=form).status_code == 403 and asked == []
-    with world.services.db.transaction() as session:
-        session.get_one(DbUser, member.user.id).is_admin = True
+    admin = ("ida@fern.example", "--admin", "--workspace", "fern", "--password-stdin")
+    world.operate("user", "add", *admin, stdin=PASSWORD)
+    browser.cookies.clear()
+    sign_in(browser, "ida@fern.example")
+    page = browser.get("/fern/integrations/git")
+    assert "Connect repository" in page.text
+    form["csrf"] = csrf_of(page)
     for url in (
         "/etc",
         "file:///etc",

@@ -63,11 +63,7 @@ async def timed(spec: TrainingSpec, run_dir: Path) -> dict[str, Any]:
     oldest = max(record.metrics["rollout/staleness_max"] for record in records)
     assert oldest <= spec.settings.max_staleness
     dropped = sum(record.metrics.get("rollout/dropped_stale", 0.0) for record in records) / len(records)
-    return {
-        "step_s": round(seconds / len(records), 3),
-        "oldest_token": oldest,
-        "dropped": round(dropped, 3),
-    }
+    return {"step_s": round(seconds / len(records), 3), "oldest_token": oldest, "dropped": round(dropped, 3)}
 
 
 if __name__ == "__main__":

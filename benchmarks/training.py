@@ -222,11 +222,7 @@ async def whole_steps(steps: int, rollouts: int) -> Row:
             marks.append((time.process_time(), sum(forward) + sum(learned), server))
 
     spec = multiply_training(rollouts // 8, max_steps=steps + 1)
-    with (
-        scratch() as folder,
-        clocked(TorchModel, "_forward") as forward,
-        clocked(Learner, "step") as learned,
-    ):
+    with scratch() as folder, clocked(TorchModel, "_forward") as forward, clocked(Learner, "step") as learned:
         summary = await Trainer(spec, folder / "run", Clock()).run()
     # The first step fills caches.
     trainer, network, server = (

@@ -21,13 +21,7 @@ from typing import Any
 import pytest
 
 from osmosis_ai.api.models.datasets import CompletedPart, UploadInstructions, UploadIntent
-from osmosis_ai.api.transfer import (
-    BlobClient,
-    Progress,
-    TransferError,
-    download,
-    upload_file,
-)
+from osmosis_ai.api.transfer import BlobClient, Progress, TransferError, download, upload_file
 from osmosis_ai.api.upload_records import find_unfinished_upload, note_intent, open_upload
 from osmosis_ai.errors import OsmosisError
 from tests.api.blob_server import SIGNATURE, BlobServer, cut_after, serve, status

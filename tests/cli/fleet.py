@@ -7,14 +7,7 @@ import math
 import typer
 
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.results import (
-    Column,
-    DetailResult,
-    ListResult,
-    OperationResult,
-    Status,
-    Table,
-)
+from osmosis_ai.cli.output.results import Column, DetailResult, ListResult, OperationResult, Status, Table
 from osmosis_ai.errors import NotFoundError
 
 app = typer.Typer(help="Ships and what they carry.")

@@ -29,9 +29,7 @@ def login_saved(maze: Maze) -> None:
 
 revoked = together(login_saved, answers("delete", "/tokens/ct_01J8", {}), MEMBERSHIPS)
 by_device = together(
-    revoked,
-    answers("post", "/device/authorize", AUTHORIZED),
-    answers("post", "/device/token", ISSUED),
+    revoked, answers("post", "/device/authorize", AUTHORIZED), answers("post", "/device/token", ISSUED)
 )
 
 

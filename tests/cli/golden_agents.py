@@ -217,9 +217,5 @@ CASES = (
     Case("preview --path rubric_configs.yaml", rubric_and_judge),
     Case("check --no-import", eval_config),
     Case("demo --keep-dir ../scratch", finished_demo, screen="rich"),
-    Case(
-        "train estimate configs/training/multiply.toml --gpu H100",
-        shipped_model,
-        screen="rich",
-    ),
+    Case("train estimate configs/training/multiply.toml --gpu H100", shipped_model, screen="rich"),
 )

@@ -276,8 +276,7 @@ CASES: tuple[Case, ...] = (
     Case(
         "eval list",
         together(
-            flaky_run,
-            page("/eval-runs", "eval_runs", {**eval_replies.ROW, **ENDED}, eval_replies.MINIMAL),
+            flaky_run, page("/eval-runs", "eval_runs", {**eval_replies.ROW, **ENDED}, eval_replies.MINIMAL)
         ),
         screen="rich",
     ),

@@ -149,11 +149,7 @@ CASES = (
         screen="rich",
     ),
     Case("eval resubmit amber --yes", resubmittable("eval-runs", test_run_changes.OURS)),
-    Case(
-        "eval retry amber --yes",
-        test_run_changes.retriable,
-        screen="rich",
-    ),
+    Case("eval retry amber --yes", test_run_changes.retriable, screen="rich"),
     Case(
         "eval download amber --overwrite",
         together(

@@ -238,8 +238,7 @@ def test_long_markdown_is_cut() -> None:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    "key, answer",
-    [*((key, "Cancelled.") for key in (b"\x1b", b"\x03", b"\x04", b"\r")), (b"y", "Sunk.")],
+    "key, answer", [*((key, "Cancelled.") for key in (b"\x1b", b"\x03", b"\x04", b"\r")), (b"y", "Sunk.")]
 )
 def test_confirmation_keys(key: bytes, answer: str) -> None:
     with terminal("fleet", "sink") as screen:

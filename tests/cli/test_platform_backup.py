@@ -513,10 +513,7 @@ def test_backup_of_a_newer_release(
     assert cli("platform", "backup", str(newer)).status == 0
     rewrite(file, replace_bytes(b'"format": 1', b'"format": 9'))
     monkeypatch.setenv("OSMOSIS_HOME", str(tmp_path / "restored"))
-    for path, said in (
-        (file, "in a format this release does not know"),
-        (newer, "unknown: revision 9999"),
-    ):
+    for path, said in ((file, "in a format this release does not know"), (newer, "unknown: revision 9999")):
         refused = cli("platform", "restore", str(path))
         assert refused.status == 1 and said in " ".join(refused.err.split())
     assert not (tmp_path / "restored").exists()

@@ -295,10 +295,7 @@ def test_status_of_a_ray_cluster(cli: Cli, tmp_path: Path, monkeypatch: pytest.M
     ray, token = FakeRay(), tmp_path / "ray-token"
     token.write_text("a-token-of-another-cluster")
     cluster = RayCluster("http://ray.example:8265", token)
-    with (
-        running_on(tmp_path / "platform", ray=cluster.to_json()),
-        respx.mock() as router,
-    ):
+    with running_on(tmp_path / "platform", ray=cluster.to_json()), respx.mock() as router:
         router.route(host="127.0.0.1").pass_through()
         router.route(host="ray.example").mock(side_effect=ray.handle_request)
         refused = cli("platform", "status", "--json")

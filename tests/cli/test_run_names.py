@@ -241,12 +241,7 @@ def test_samples_of_all_pages(fern: Maze) -> None:
         "grader_digest": "9" * 64,
     }
     assert {**compared["run"]["inputs"], **inputs} == compared["run"]["inputs"]
-    assert compared["rows_matched"] == {
-        "common": 2,
-        "only_baseline": 0,
-        "only_candidate": 0,
-        "changed": 0,
-    }
+    assert compared["rows_matched"] == {"common": 2, "only_baseline": 0, "only_candidate": 0, "changed": 0}
     assert compared["metrics"][0]["difference"]["value"] == -0.25
 
 
@@ -277,10 +272,7 @@ def test_imported_run(fern: Maze) -> None:
             (change, "is invalid")
             for change in ({"source_row_index": 10**30}, {"tokens": 10**400}, {"tokens": -5}, {"row": -1})
         ),
-        (
-            {"source_row_index": None, "row_digest": None},
-            "does not identify the rows of amber-otter-42",
-        ),
+        ({"source_row_index": None, "row_digest": None}, "does not identify the rows of amber-otter-42"),
     ],
 )
 def test_impossible_samples(fern: Maze, changes: dict[str, Any], message: str) -> None:

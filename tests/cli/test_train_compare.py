@@ -60,12 +60,7 @@ def offer_both(maze: Maze) -> None:
     offer(
         maze,
         "new",
-        {
-            REWARD: (0.1, *GAINED, 1.0),
-            VALIDATION: (0.4, 0.7),
-            STDERR: (0.1, 0.04),
-            "train/loss": (1.0,),
-        },
+        {REWARD: (0.1, *GAINED, 1.0), VALIDATION: (0.4, 0.7), STDERR: (0.1, 0.04), "train/loss": (1.0,)},
         config={"training": {"lr": 1e-5, "total_epochs": 1}, "advanced": {"lora_rank": 32}},
         commit="beef",
     )

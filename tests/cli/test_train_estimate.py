@@ -157,10 +157,7 @@ def test_the_example_of_the_documentation(estimate: Estimate, monkeypatch: pytes
         ({"model_type": "falcon_h1"}, "unknown architecture 'falcon_h1'."),
         (None, "has no config.json."),
         ({"model_type": "qwen3"}, "/config.json) has no hidden_size."),
-        (
-            {**EIGHT_B, "num_attention_heads": "32"},
-            "/config.json) has an invalid num_attention_heads.",
-        ),
+        ({**EIGHT_B, "num_attention_heads": "32"}, "/config.json) has an invalid num_attention_heads."),
     ],
 )
 def test_folders(estimate: Estimate, tmp_path: Path, config: dict[str, Any] | None, message: str) -> None:

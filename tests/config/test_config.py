@@ -69,18 +69,12 @@ def test_training_settings_and_their_defaults(text: str, expected: dict[str, Any
     ("written", "warning"),
     [
         ({}, None),
-        (
-            {"lr": 1e-6},
-            "outside the usual range for a LoRA (1e-5 to 3e-4): the policy hardly",
-        ),
+        ({"lr": 1e-6}, "outside the usual range for a LoRA (1e-5 to 3e-4): the policy hardly"),
         ({"lr": 1e-3}, "(1e-5 to 3e-4): the policy is likely to collapse"),
         ({"lr": 0.01}, "collapse"),
         ({"rollout_top_p": 0.9}, "biased"),
         ({"clip_low": 0.1}, "`clip_low` has no effect: the policy that sampled a batch learns from it once"),
-        (
-            {"clip_low": 0.1, "max_staleness": 1},
-            "`clip_low` has no effect: with max_staleness > 0 the clip",
-        ),
+        ({"clip_low": 0.1, "max_staleness": 1}, "`clip_low` has no effect: with max_staleness > 0 the clip"),
         ({"clip_high": 0.3, "importance_cap": 2.0}, "`clip_high` has no effect: with importance_cap the"),
         ({"loss_type": "gspo"}, "its ratio is 1 except for rounding"),
         ({"loss_type": "gspo", "max_staleness": 1}, 'learns like "grpo"'),
@@ -157,11 +151,7 @@ FORMATS = "hermes, qwen3_coder, mistral, deepseek, llama3_json, pythonic"
             "advanced.tinker_url",
             'requires `backend = "tinker"`',
         ),
-        (
-            "[advanced]\ntinker_server = 'other'",
-            "advanced.tinker_server",
-            'requires `backend = "tinker"`',
-        ),
+        ("[advanced]\ntinker_server = 'other'", "advanced.tinker_server", 'requires `backend = "tinker"`'),
         (
             f"[advanced]\n{VLLM}vllm_url = ['http://a', 'http://b/v1/']",
             "advanced.vllm_url",

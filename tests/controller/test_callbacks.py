@@ -235,10 +235,7 @@ def test_callback_address_of_the_environment() -> None:
 
 @pytest.mark.parametrize("when", ["committing", "accepted"])
 async def test_a_conflicting_grader_callback_is_logged_and_the_first_counts(
-    store: CallbackStore,
-    journal: Journal,
-    caplog: pytest.LogCaptureFixture,
-    when: str,
+    store: CallbackStore, journal: Journal, caplog: pytest.LogCaptureFixture, when: str
 ) -> None:
     if when == "committing":
         journal.gate.clear()

@@ -16,10 +16,7 @@ from osmosis_ai.controller.outcomes import classify, error_code_of
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.event_loop import LoopMonitor, LoopState
 from osmosis_ai.llm.errors import Category, ModelCallError
-from osmosis_ai.rollout import (
-    GraderCompleteRequest,
-    RolloutCompleteRequest,
-)
+from osmosis_ai.rollout import GraderCompleteRequest, RolloutCompleteRequest
 from tests.evaluation.builders import MeasuredResults, record
 
 

@@ -101,9 +101,7 @@ async def driving(
     max_in_flight: int | None = None,
 ) -> AsyncIterator[World]:
     agent = RemoteAgent(
-        locate or (lambda: located(port)),
-        name="the remote agent `loop`",
-        callback_address=address,
+        locate or (lambda: located(port)), name="the remote agent `loop`", callback_address=address
     )
     notes: list[str] = []
     quick = mock.patch.multiple(remote_agents, POLL_S=0.05, RETURN_LIMIT_S=return_limit_s)

@@ -23,17 +23,8 @@ import pytest
 
 from osmosis_ai.controller import server_process
 from osmosis_ai.controller._server_bootstrap import INSTANCE_ENV
-from osmosis_ai.controller.callbacks import (
-    CallbackListener,
-    CallbackStore,
-    HttpRolloutDriver,
-)
-from osmosis_ai.controller.server_process import (
-    HEALTH_TIMEOUT_ENV,
-    RolloutServer,
-    ServerSpec,
-    health_timeout,
-)
+from osmosis_ai.controller.callbacks import CallbackListener, CallbackStore, HttpRolloutDriver
+from osmosis_ai.controller.server_process import HEALTH_TIMEOUT_ENV, RolloutServer, ServerSpec, health_timeout
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.processes import service
 from osmosis_ai.processes.addresses import PrivateSocket, open_server_session, server_url, socket_path

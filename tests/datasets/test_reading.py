@@ -106,9 +106,7 @@ class TestJsonLines:
     @given(
         st.lists(
             st.one_of(
-                st.just('{"a": 1}'),
-                st.just('{"a": "\\u00e9"}'),
-                st.text('{}[]",:a1 \r\t', max_size=12),
+                st.just('{"a": 1}'), st.just('{"a": "\\u00e9"}'), st.text('{}[]",:a1 \r\t', max_size=12)
             ),
             max_size=12,
         )

@@ -18,12 +18,7 @@ from tests.standin_model import StandInModel
 from tests.warm_osmosis import warm_osmosis
 
 CONFIG = "configs/eval/agent.toml"
-EXPERIMENT = {
-    "rollout": "agent",
-    "entrypoint": "main.py",
-    "model_path": "openai/stand-in",
-    "dataset": "rows",
-}
+EXPERIMENT = {"rollout": "agent", "entrypoint": "main.py", "model_path": "openai/stand-in", "dataset": "rows"}
 KEY = "sk-stand-in-0123456789"
 
 

@@ -41,9 +41,7 @@ class World:
         (self.root / "data.jsonl").write_text("\n".join(lines) + "\n")
 
     async def start(
-        self,
-        *arguments: str,
-        prepare: Callable[[], None] | None = None,
+        self, *arguments: str, prepare: Callable[[], None] | None = None
     ) -> asyncio.subprocess.Process:
         command = ["eval", "rubric", "-d", "data.jsonl", "-r", "Be good and clear.", "-o", "out.json"]
         return await asyncio.create_subprocess_exec(

@@ -12,13 +12,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.platform_checkout import Scratch
-from tests.e2e.platform_process import (
-    Kill,
-    Platform,
-    Run,
-    connected_platform,
-    write_config,
-)
+from tests.e2e.platform_process import Kill, Platform, Run, connected_platform, write_config
 from tests.e2e.test_demo_platform import numbers, samples
 from tests.e2e.test_platform_kill import published
 from tests.e2e.turnstile import Turnstile, held

@@ -22,13 +22,7 @@ from osmosis_ai.datasets import select_rows
 from osmosis_ai.errors import ConflictError, OsmosisError, ResumeRefusedError
 from osmosis_ai.evaluation import manifest as manifests
 from osmosis_ai.evaluation import spec as specs
-from osmosis_ai.evaluation.manifest import (
-    Manifest,
-    RunPlan,
-    is_running,
-    open_run,
-    run_lock,
-)
+from osmosis_ai.evaluation.manifest import Manifest, RunPlan, is_running, open_run, run_lock
 from osmosis_ai.evaluation.sources import ProjectSource, open_policy
 from osmosis_ai.evaluation.spec import Budget, DatasetInput, EvalRunOptions, Spending, Spent
 from tests.evaluation.builders import inputs, spec
@@ -555,13 +549,7 @@ async def test_policy_environment() -> None:
 
 @pytest.mark.parametrize(
     ("option", "config", "capacity", "limit"),
-    [
-        (None, None, None, 32),
-        (None, 16, 20, 16),
-        (8, 16, None, 8),
-        (8, 16, 4, 4),
-        (500, None, None, 500),
-    ],
+    [(None, None, None, 32), (None, 16, 20, 16), (8, 16, None, 8), (8, 16, 4, 4), (500, None, None, 500)],
 )
 def test_in_flight_limit(option: int | None, config: int | None, capacity: int | None, limit: int) -> None:
     assert choose_limit(max_in_flight=option, batch_size=config, capacity=capacity) == limit

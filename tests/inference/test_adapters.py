@@ -30,11 +30,7 @@ with lazily("torch", "transformers", "peft"):
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {},
-        {"use_rslora": True},
-        {"target_modules": ["q_proj", "v_proj"], "lora_alpha": 3},
-    ],
+    [{}, {"use_rslora": True}, {"target_modules": ["q_proj", "v_proj"], "lora_alpha": 3}],
     ids=["all linear layers", "rank-stabilised", "two projections"],
 )
 def test_a_merged_adapter_equals_peft(

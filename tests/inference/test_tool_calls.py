@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 
 from osmosis_ai.inference.catalog import FORMAT_NAMES, FormatName
 from osmosis_ai.inference.chat import BuiltInChat, ChatTemplate, detect_tool_calls
-from osmosis_ai.inference.tool_calls import (
-    FORMATS,
-    ParsedToolCall,
-    Piece,
-    ToolCallReader,
-    ToolCallStyle,
-)
+from osmosis_ai.inference.tool_calls import FORMATS, ParsedToolCall, Piece, ToolCallReader, ToolCallStyle
 from tests.inference.call_templates import TEMPLATES, UNKNOWN_CALLS, template
 from tests.inference.conftest import multiply_tool, question
 

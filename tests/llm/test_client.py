@@ -509,10 +509,7 @@ async def test_the_preflight_passes_if_the_model_is_busy_or_its_reply_is_truncat
 
 @pytest.mark.parametrize("transport", ["openai", "litellm"])
 async def test_the_key_appears_in_no_error_no_log_and_no_output(
-    model: StandInModel,
-    caplog: pytest.LogCaptureFixture,
-    capfd: pytest.CaptureFixture[str],
-    transport: str,
+    model: StandInModel, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], transport: str
 ) -> None:
     caplog.set_level(logging.DEBUG if transport == "openai" else logging.INFO)
     shown = []

@@ -22,13 +22,7 @@ from osmosis_ai.platform.ray_jobs import Job, RayError, RayLauncher
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.evaluations import Code, add_dataset, put_mirror, read_commits_once
 from tests.platform.fake_ray import ADDRESS, TIMEOUT, TOKEN, FakeRay
-from tests.platform.fake_worker import (
-    EVALS,
-    FakeWorker,
-    Refused,
-    claim,
-    settle,
-)
+from tests.platform.fake_worker import EVALS, FakeWorker, Refused, claim, settle
 
 TICKET = "ticket-for-one-attempt"
 JOB = Job("osm-shd_1-a", "shd_1", "run_1", 2, 1, 1.5)

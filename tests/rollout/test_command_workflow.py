@@ -156,10 +156,7 @@ async def test_conversation_with_tools(world: World) -> None:
     ("said", "words"),
     [
         ("never asks", "`python agent.py` ended without an answer of the model"),
-        (
-            "exits 1",
-            "`python agent.py` ended with exit status 1: my key is [REDACTED] no luck",
-        ),
+        ("exits 1", "`python agent.py` ended with exit status 1: my key is [REDACTED] no luck"),
         ("floods", "`python agent.py` wrote more than 1,000,000 bytes, and was ended: …xxx"),
     ],
 )

@@ -168,10 +168,7 @@ async def test_context_of_a_grader(artifact_root: Path) -> None:
     class Looks(Grader):
         async def grade(self, ctx: GraderContext) -> None:
             seen.update(
-                vars(ctx),
-                artifacts_dir=ctx.artifacts_dir,
-                config=self.config,
-                rollout=get_rollout_context(),
+                vars(ctx), artifacts_dir=ctx.artifacts_dir, config=self.config, rollout=get_rollout_context()
             )
             ctx.set_reward(0.5)
 

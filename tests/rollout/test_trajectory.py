@@ -445,8 +445,5 @@ def test_reports_of_several_samples() -> None:
     converted = convert(CONVERSATION, report=report_)
 
     kept = converted["extra"]["osmosis"]["unmatched_sample_reports"]
-    assert kept == {
-        "a": {"llm_call_metrics": []},
-        "b": {"model_name": "n", "llm_call_metrics": []},
-    }
+    assert kept == {"a": {"llm_call_metrics": []}, "b": {"model_name": "n", "llm_call_metrics": []}}
     assert converted["agent"]["model_name"] == "m"

@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.rubric.records import (
-    ALL_RECORDS,
-    RecordIndex,
-    RecordRules,
-    RubricRecord,
-    iter_records,
-)
+from osmosis_ai.rubric.records import ALL_RECORDS, RecordIndex, RecordRules, RubricRecord, iter_records
 
 
 def write(path: Path, *lines: Any) -> Path:

@@ -52,7 +52,7 @@ def test_directories_beside_the_runs_own_are_not_even_there(machine: Machine) ->
     seen = machine.run('find "$1" -maxdepth 3', data).stdout.split()
     mine = machine.sandbox.source.parent
     assert set(seen) == {
-        *(str(place) for place in (data, data / "runs", mine, mine / "source", mine / "evaluation")),
+        *(str(place) for place in (data, data / "runs", mine, mine / "source", mine / "evaluation"))
     }
 
 

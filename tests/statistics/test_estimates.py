@@ -42,10 +42,7 @@ def test_mean_weights_rows_equally(rows: list[list[int]], shuffler: object) -> N
     assert (estimate.n, estimate.clusters) == (len(samples), len(rows))
 
 
-@given(
-    st.lists(st.integers(-50, 50), min_size=3, max_size=12),
-    st.data(),
-)
+@given(st.lists(st.integers(-50, 50), min_size=3, max_size=12), st.data())
 def test_clustered_error_of_duplicate_rows(means: list[int], data: st.DataObject) -> None:
     clusters = data.draw(st.lists(st.integers(0, 4), min_size=len(means), max_size=len(means)))
     estimate = estimate_mean(means, range(len(means)), clusters)
@@ -419,9 +416,7 @@ NIGHTLY_CELLS = [
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    "cell",
-    [*CELLS, *(pytest.param(cell, marks=pytest.mark.nightly) for cell in NIGHTLY_CELLS)],
-    ids=str,
+    "cell", [*CELLS, *(pytest.param(cell, marks=pytest.mark.nightly) for cell in NIGHTLY_CELLS)], ids=str
 )
 def test_interval_coverage(cell: coverage.Cell) -> None:
     found = coverage.simulate(cell, REPLICATIONS)

@@ -23,12 +23,7 @@ from osmosis_ai.training.engines.recording import RecordedRollout
 from osmosis_ai.training.learner.checkpoints import CheckpointDirectory, CheckpointStore
 from osmosis_ai.training.learner.learner import StepRefusedError
 from osmosis_ai.training.learner.step import StepMetrics
-from osmosis_ai.training.runs.loop import (
-    StopReason,
-    TrainingHooks,
-    TrainingLoop,
-    TrainingLoopState,
-)
+from osmosis_ai.training.runs.loop import StopReason, TrainingHooks, TrainingLoop, TrainingLoopState
 from osmosis_ai.training.runs.metrics import MetricsHistory, StepRecord
 from osmosis_ai.training.runs.rollouts import RolloutSampler
 from osmosis_ai.training.runs.spec import DataOrder, SplitRows, ValidationPlan

@@ -93,11 +93,7 @@ def main(directory: Path) -> None:
         step()  # makes the optimiser's state and what kernels keep for a shape
         measured = (allocated_peak if on_gpu else resident_peak)(step)
         expected = estimate(
-            found.layout,
-            found.plan,
-            chosen,
-            weight_bytes=dtype.itemsize,
-            recompute_activations=on_gpu,
+            found.layout, found.plan, chosen, weight_bytes=dtype.itemsize, recompute_activations=on_gpu
         )
         results.append({"measured": measured, "estimated": expected.step_peak})
         del learner, step

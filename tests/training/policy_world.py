@@ -107,10 +107,7 @@ def chat_with_template(template: str) -> ChatFormat:
 
 @asynccontextmanager
 async def policy_world(
-    *,
-    settings: TrainingSettings = SETTINGS,
-    chat: ChatFormat | None = None,
-    **options: Any,
+    *, settings: TrainingSettings = SETTINGS, chat: ChatFormat | None = None, **options: Any
 ) -> AsyncIterator[PolicyWorld]:
     """Serve the tiny model to the open rollout `r1`, whose calls have the seeds 0, 1, 2 ..."""
     chat = chat or BuiltInChat(MODEL_DIR)

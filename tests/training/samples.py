@@ -39,12 +39,7 @@ def recorded(*, sequences: int = 1, versions: tuple[int, ...] = (0,)) -> Recorde
         )
         for _ in range(sequences)
     ]
-    return RecordedRollout(
-        whole,
-        forks=sequences - 1,
-        calls=sequences,
-        sampled_tokens=2 * sequences,
-    )
+    return RecordedRollout(whole, forks=sequences - 1, calls=sequences, sampled_tokens=2 * sequences)
 
 
 def series(records: Sequence[StepRecord], key: str) -> list[tuple[int, float]]:

@@ -83,12 +83,7 @@ def test_each_number_is_in_the_table_under_its_chart() -> None:
     assert list(measures.rows[1]) == ["b, judge", "0.700", "–", "–"]
     assert list(points.rows[0]) == ["judge", "0.20", "0.00", "0.10", "0.30", "5"]
     curves, counted, times = others
-    assert list(curves.rows[0]) == [
-        "1",
-        "0.000 (0.100 to 0.300) over 5",
-        "0.000 (0.100 to 0.300) over 5",
-        "",
-    ]
+    assert list(curves.rows[0]) == ["1", "0.000 (0.100 to 0.300) over 5", "0.000 (0.100 to 0.300) over 5", ""]
     assert list(curves.rows[-1]) == ["3", "", "", "0.500 over 1, judge"]
     assert list(counted.rows[1]) == ["0.5 to 1", "1"]
     assert list(times.rows[1]) == ["judge", "b", "not recorded", "not recorded"]

@@ -203,7 +203,7 @@ def test_what_is_not_seen_is_shown() -> None:
         if kind in ("Cc", "Cs", "Zl", "Zp") and chr(point) not in "\t\n":
             assert visible(chr(point)) != chr(point), hex(point)
         if unicodedata.bidirectional(chr(point)) in [
-            *("LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI"),
+            *("LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI")
         ]:
             assert visible(chr(point)) != chr(point), hex(point)
 

@@ -550,11 +550,7 @@ def test_rubric_page(document: dict[str, Any]) -> None:
     pages = pages_of(document)
     text = page_text(pages.get("/rubrics/answers"))
     assert "Mean score 0.500 on a scale from" in text and "over 60 records." in text
-    for heading in (
-        "Judge agreement",
-        "Repeatability",
-        "Bias by length and order",
-    ):
+    for heading in ("Judge agreement", "Repeatability", "Bias by length and order"):
         assert heading in text
     assert "Histograms of the scores of each judge" in text
     assert 'id="record-50"' in text and 'id="record-51"' not in text

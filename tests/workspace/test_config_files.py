@@ -10,11 +10,7 @@ import pytest
 
 from osmosis_ai.config.issues import InvalidConfigError, Issue
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.workspace.config_files import (
-    load_eval_config,
-    load_training_config,
-    rollout_directory,
-)
+from osmosis_ai.workspace.config_files import load_eval_config, load_training_config, rollout_directory
 from osmosis_ai.workspace.layout import WorkspaceDirectory
 from osmosis_ai.workspace.secrets_file import read_secrets_file
 from tests.workspace.builders import MINIMAL_EVAL, MINIMAL_TRAINING, issues_of, load_eval, write_config

@@ -68,8 +68,7 @@ class Caller:
 def caller(monkeypatch: pytest.MonkeyPatch) -> Caller:
     caller = Caller()
     monkeypatch.setattr(
-        "osmosis_ai.rollout.server.serve.AgentServer.run",
-        lambda server, *, say: caller.run(server, say=say),
+        "osmosis_ai.rollout.server.serve.AgentServer.run", lambda server, *, say: caller.run(server, say=say)
     )
     monkeypatch.setattr(
         "osmosis_ai.rollout.network.detect_public_ip", lambda: pytest.fail("the network was asked")

@@ -10,12 +10,7 @@ from typing import Any
 import pytest
 
 from osmosis_ai.controller.record import TerminalRecord
-from osmosis_ai.evaluation.agent_loop.eval_run import (
-    ClassicResults,
-    rows_json,
-    summarize_runs,
-    write_results,
-)
+from osmosis_ai.evaluation.agent_loop.eval_run import ClassicResults, rows_json, summarize_runs, write_results
 from osmosis_ai.evaluation.agent_loop.inputs import (
     REQUIRED_COLUMNS,
     DatasetReader,
@@ -125,11 +120,7 @@ def test_missing_scores_count_as_zero_but_not_in_estimates() -> None:
 
 @pytest.mark.parametrize(
     ("n", "ks", "documented", "estimated"),
-    [
-        (10, (7, 99), [1, 3, 5, 7, 10], [1, 2, 3, 4, 5, 7, 8, 10]),
-        (2, (), [1], [1, 2]),
-        (1, (), [], [1]),
-    ],
+    [(10, (7, 99), [1, 3, 5, 7, 10], [1, 2, 3, 4, 5, 7, 8, 10]), (2, (), [1], [1, 2]), (1, (), [], [1])],
 )
 def test_values_of_k(n: int, ks: tuple[int, ...], documented: list[int], estimated: list[int]) -> None:
     found = summarize_scores([[1.0] * n], n_runs=n, pass_threshold=1.0, ks=ks)
@@ -163,10 +154,7 @@ def test_request_of_a_row() -> None:
     request = dataset_row_to_request(row, 5)
     assert request.rollout_id == "local-5"
     assert request.server_url == "http://local-rollout.local"
-    assert request.messages == [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "3?"},
-    ]
+    assert request.messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "3?"}]
     assert request.metadata == {"ground_truth": "3", "row_index": 5, "Level": 2}
     assert (request.completion_params, request.max_turns, request.max_tokens_total) == ({}, 10, 4096)
 

@@ -13,11 +13,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from osmosis_ai.rollout.eval.evaluation import (
-    EvalFnWrapper,
-    EvalRunner,
-    format_eval_report,
-)
+from osmosis_ai.rollout.eval.evaluation import EvalFnWrapper, EvalRunner, format_eval_report
 from osmosis_ai.rollout.eval.test_mode import InteractiveLLMClient, InteractiveRunner, InteractiveStep
 
 from osmosis_ai.evaluation.agent_loop.eval_run import imported_files
@@ -32,11 +28,7 @@ from osmosis_ai.evaluation.agent_loop.runner import (
 )
 from osmosis_ai.llm.client import ModelClient
 from osmosis_ai.llm.providers import ModelEndpoint
-from osmosis_ai.rollout import (
-    OpenAIFunctionParametersSchema,
-    OpenAIFunctionSchema,
-    OpenAIFunctionToolSchema,
-)
+from osmosis_ai.rollout import OpenAIFunctionParametersSchema, OpenAIFunctionSchema, OpenAIFunctionToolSchema
 from tests.evaluation.agent_loop.loop_agents import ADD, Agent, ScriptedClient, answer, row
 from tests.standin_model import Reply, StandInModel
 
@@ -407,10 +399,7 @@ INVALID_NAME = SimpleNamespace(name="1st", parameters=None)
         ((ADD,), "get_tools returned tuple"),
         ([SimpleNamespace()], "missing 'function'"),
         ([SimpleNamespace(function=INVALID_NAME)], "must start with letter/under"),
-        (
-            [OpenAIFunctionToolSchema(type="function", function=ARRAY)],
-            "parameters.type must be 'object'",
-        ),
+        ([OpenAIFunctionToolSchema(type="function", function=ARRAY)], "parameters.type must be 'object'"),
     ],
 )
 async def test_invalid_tools(tools: Any, message: str) -> None:

@@ -83,8 +83,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "multipart_from",
-    [pytest.param(1 << 40, id="in one piece"), pytest.param(64 * MIB, id="in parts")],
+    "multipart_from", [pytest.param(1 << 40, id="in one piece"), pytest.param(64 * MIB, id="in parts")]
 )
 def test_200_mib_go_up_and_come_back_in_flat_memory(
     tmp_path: Path, source: Path, multipart_from: int

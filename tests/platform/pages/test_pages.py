@@ -147,8 +147,7 @@ def test_a_secret_is_set_on_its_page(browser: TestClient, world: World, member: 
     sign_in(browser)
     assert "MODEL_KEY" not in browser.get("/fern/secrets").text
     browser.post(
-        "/fern/secrets",
-        data={**form, "csrf": csrf_of(browser.get("/fern/secrets")), "scope": "workspace"},
+        "/fern/secrets", data={**form, "csrf": csrf_of(browser.get("/fern/secrets")), "scope": "workspace"}
     )
     stored = world.services.secrets.page(member.workspace.id, member.user.id, limit=9).items
     assert [(each.name, each.scope) for each in stored] == [("MODEL_KEY", "workspace")]

@@ -51,11 +51,7 @@ UNCOUNTED: dict[str, Any] = {**PAID, "tokens": 0}
     ],
 )
 def test_a_run_ends_when_its_budget_is_used_up(
-    api: TestClient,
-    world: World,
-    budget: dict[str, Any],
-    facts: dict[str, Any],
-    error: str | None,
+    api: TestClient, world: World, budget: dict[str, Any], facts: dict[str, Any], error: str | None
 ) -> None:
     run_id = submit(api, workers=2, **budget)
     workers = [FakeWorker.claims(world, run_id=run_id) for _ in range(2)]

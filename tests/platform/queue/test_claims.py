@@ -82,11 +82,7 @@ def test_an_assignment_has_everything_that_the_worker_needs(worker: FakeWorker) 
     ],
 )
 def test_a_run_waits_for_a_machine_that_has_all_it_requires(
-    api: TestClient,
-    world: World,
-    asks: dict[str, Any],
-    has: dict[str, Any],
-    described: str | None,
+    api: TestClient, world: World, asks: dict[str, Any], has: dict[str, Any], described: str | None
 ) -> None:
     run_id = submit(api, world, **asks)
     token = pool_token(world)

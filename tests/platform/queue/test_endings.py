@@ -177,11 +177,7 @@ def test_a_run_is_finalized_as_soon_as_the_store_is_back(
 
 @pytest.mark.parametrize("phase", ["_prepare", "_finalize"])
 def test_an_unexpected_error_of_the_platform_ends_the_run_with_a_sentence(
-    api: TestClient,
-    world: World,
-    clock: ManualClock,
-    monkeypatch: pytest.MonkeyPatch,
-    phase: str,
+    api: TestClient, world: World, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
     run_id = EVALS.taken(api, advanced_config=GPU)["id"]
     if phase == "_finalize":

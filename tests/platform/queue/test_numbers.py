@@ -66,11 +66,7 @@ def shown(api: TestClient, worker: FakeWorker) -> dict[str, Any]:
 
 @pytest.mark.parametrize("ending", ["failed", "stopped", "killed and stopped"])
 def test_live_numbers_and_those_of_the_ended_run_are_those_of_the_engine(
-    api: TestClient,
-    world: World,
-    workers: list[FakeWorker],
-    clock: ManualClock,
-    ending: str,
+    api: TestClient, world: World, workers: list[FakeWorker], clock: ManualClock, ending: str
 ) -> None:
     first = workers[0]
     settle(world)

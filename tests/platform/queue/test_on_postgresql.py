@@ -16,16 +16,7 @@ from osmosis_ai.platform.config import PlatformConfig
 from tests.evaluation.builders import record
 from tests.platform.conftest import World
 from tests.platform.databases import postgres_database
-from tests.platform.fake_worker import (
-    EVALS,
-    GPU,
-    TERM_S,
-    FakeWorker,
-    Refused,
-    claim,
-    pool_token,
-    records,
-)
+from tests.platform.fake_worker import EVALS, GPU, TERM_S, FakeWorker, Refused, claim, pool_token, records
 
 pytestmark = pytest.mark.integration
 TERM = timedelta(seconds=TERM_S)

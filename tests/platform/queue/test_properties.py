@@ -22,13 +22,7 @@ import pytest
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from sqlalchemy import delete, select, update
 
 from osmosis_ai.api.models.workers import (
@@ -709,11 +703,7 @@ def test_a_late_owner_and_those_who_take_over(
 
 
 def test_a_slow_claim_does_not_get_the_lease_of_another_worker(
-    api: TestClient,
-    world: World,
-    bearer: str,
-    clock: ManualClock,
-    monkeypatch: pytest.MonkeyPatch,
+    api: TestClient, world: World, bearer: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shard whose lease expires before its claim is answered may be claimed by another worker meanwhile."""
     submitted(api, world)

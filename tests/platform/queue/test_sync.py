@@ -11,26 +11,13 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from osmosis_ai.api.models.workers import (
-    MOST_FILES,
-    MOST_JOURNAL_LINES,
-    MOST_LOG_LINES,
-    MOST_WANTED,
-)
+from osmosis_ai.api.models.workers import MOST_FILES, MOST_JOURNAL_LINES, MOST_LOG_LINES, MOST_WANTED
 from osmosis_ai.platform.db.tables import Base
 from osmosis_ai.platform.runs.journals import read_journal
 from tests.evaluation.builders import record
 from tests.evaluation.recorded_runs import with_crc
 from tests.platform.conftest import World
-from tests.platform.fake_worker import (
-    EVALS,
-    FakeWorker,
-    Refused,
-    downloaded,
-    journal_of,
-    raising,
-    records,
-)
+from tests.platform.fake_worker import EVALS, FakeWorker, Refused, downloaded, journal_of, raising, records
 
 TRAJECTORY = "trajectories/row_0_run_0.json"
 

@@ -182,11 +182,7 @@ def test_samples_of_an_import_have_what_their_trajectories_state(
     ],
 )
 def test_cause_of_a_failure(
-    api: TestClient,
-    world: World,
-    run: LocalRun,
-    stated: object,
-    imported: tuple[str | None, ...],
+    api: TestClient, world: World, run: LocalRun, stated: object, imported: tuple[str | None, ...]
 ) -> None:
     def of_row_0(**changed: object) -> bytes:
         entries = [json.loads(line) for line in run.files["index.jsonl"].splitlines()]

@@ -219,11 +219,7 @@ async def platform(world: World, upstream: Upstream) -> AsyncIterator[World]:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_hangs_up_takes_its_generation_with_it(
-    platform: World,
-    api_key: str,
-    upstream: Upstream,
-    stream: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    platform: World, api_key: str, upstream: Upstream, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = _Client(platform, api_key)
     request = client.post({**CHAT, "stream": stream})

@@ -13,14 +13,7 @@ from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.worker.host import Host
 from tests.e2e.turnstile import Turnstile
 from tests.platform.conftest import ManualClock, Member, World
-from tests.platform.evaluations import (
-    Code,
-    add_dataset,
-    executing,
-    put_mirror,
-    read_commits_once,
-    wait_until,
-)
+from tests.platform.evaluations import Code, add_dataset, executing, put_mirror, read_commits_once, wait_until
 
 
 @pytest.fixture
@@ -45,12 +38,7 @@ def rows() -> list[dict[str, Any]] | None:
 
 
 @pytest.fixture
-def member(
-    world: World,
-    code: Code,
-    rows: list[dict[str, Any]] | None,
-    password: str | None,
-) -> Member:
+def member(world: World, code: Code, rows: list[dict[str, Any]] | None, password: str | None) -> Member:
     """Mara, whose repository is ``code``, with the dataset ``multiply``."""
     found = world.member(password=password, clone_url=str(code.path))
     add_dataset(world, found, rows=rows)

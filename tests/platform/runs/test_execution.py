@@ -15,14 +15,7 @@ from fastapi.testclient import TestClient
 
 from tests.controller.served_loop import LoopProcess
 from tests.platform.conftest import Member, World
-from tests.platform.evaluations import (
-    ROLLOUT,
-    Code,
-    experiment,
-    logged,
-    submit_body,
-    wait_until,
-)
+from tests.platform.evaluations import ROLLOUT, Code, experiment, logged, submit_body, wait_until
 from tests.platform.fake_worker import EVALS, file_url
 from tests.platform.runs.conftest import ended
 from tests.platform.viewer.runs_world import sealed_secrets

@@ -378,3 +378,16 @@ def test_values_given_for_one_run_get_the_new_key_too(api: TestClient, world: Wo
     assignment = FakeWorker.claims(world, run_id=run["id"]).assignment
     assert assignment.secrets["KEY"].get_secret_value() == CANARY
     assert _listed(api) == []
+
+
+def test_keys_are_in_no_repr_and_for_their_owner_alone(world: World, api: TestClient) -> None:
+    _set(api, "OPENAI_API_KEY")
+    services = world.services
+    shown = repr([services.vault, services.vault.__dict__, services.url_signer, services.config])
+    files = [path for path in (services.config.home / "keys").iterdir() if path.suffix != ".lock"]
+    assert len(files) == 2
+    for path in files:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        content = path.read_bytes()
+        keys = json.loads(content)["keys"].values() if path.suffix == ".json" else [content.hex()]
+        assert not any(key in shown for key in keys), path

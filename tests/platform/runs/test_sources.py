@@ -123,11 +123,7 @@ def test_unusable_commit(api: TestClient, world: World, monkeypatch: pytest.Monk
 
 
 def test_sweep(
-    api: TestClient,
-    world: World,
-    exports: Exports,
-    clock: ManualClock,
-    monkeypatch: pytest.MonkeyPatch,
+    api: TestClient, world: World, exports: Exports, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put = world.services.blobs.put
 

@@ -17,14 +17,7 @@ from osmosis_ai.training.learner.checkpoints import checkpoints_in
 from osmosis_ai.training.runs.metrics import TITLES, TRAINING_REWARD, VALIDATION_REWARD
 from tests.e2e.turnstile import Turnstile
 from tests.platform.conftest import Member, World
-from tests.platform.evaluations import (
-    ROOT,
-    Code,
-    executing,
-    experiment,
-    submit_body,
-    wait_until,
-)
+from tests.platform.evaluations import ROOT, Code, executing, experiment, submit_body, wait_until
 from tests.platform.fake_worker import TRAININGS
 from tests.platform.runs.conftest import ended
 from tests.warm_osmosis import process_of

@@ -18,12 +18,7 @@ RUNS = TRAININGS.route
 
 
 def ended(
-    api: TestClient,
-    world: World,
-    outcome: str = "failed",
-    *,
-    step: int | None = 7,
-    **changes: Any,
+    api: TestClient, world: World, outcome: str = "failed", *, step: int | None = 7, **changes: Any
 ) -> dict[str, Any]:
     """Return a run that has ended, with archives up to a step if its worker has sent any."""
     run = TRAININGS.taken(api, **changes)

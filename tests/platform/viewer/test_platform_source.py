@@ -88,12 +88,7 @@ def test_what_judges_said_is_read_from_the_stored_journal(
 
 
 def test_samples_of_the_same_row_are_found_in_other_runs_of_the_workspace_alone(
-    source: PlatformSource,
-    world: World,
-    member: Member,
-    stranger: Member,
-    run: DbRun,
-    clock: ManualClock,
+    source: PlatformSource, world: World, member: Member, stranger: Member, run: DbRun, clock: ManualClock
 ) -> None:
     clock.advance(60)
     add_samples(world, add_run(world, member, "later"), [{"row": 1, "attempt": 0, "reward": 1.0}])
@@ -275,11 +270,7 @@ def test_text_is_found_whatever_its_case_on_postgresql(tmp_path: Path) -> None:
 
 
 def test_a_run_is_cut_by_a_column_of_its_dataset_while_that_is_the_one_it_used(
-    source: PlatformSource,
-    world: World,
-    member: Member,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    source: PlatformSource, world: World, member: Member, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     rows = [{"user_prompt": "?", "ground_truth": "1", "level": level} for level in ("easy", "hard", "easy")]

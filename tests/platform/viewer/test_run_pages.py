@@ -171,10 +171,7 @@ def test_a_training_that_ended_early_is_resumed_after_asking_and_one_that_finish
 
 
 def test_a_model_is_deployed_and_taken_back_by_who_may(
-    browser: TestClient,
-    member: Member,
-    world: World,
-    monkeypatch: pytest.MonkeyPatch,
+    browser: TestClient, member: Member, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("osmosis_ai.platform.routes.models.is_servable", lambda _model: True)
     run = add_run(world, member, "trained", kind="training", request=training_body())

@@ -74,11 +74,7 @@ class Reporting:
         return self._sync(shard_id, lease, request, **options)
 
     def finish(
-        self,
-        row: int,
-        conversation: Any = None,
-        artifacts: Mapping[str, bytes] | None = None,
-        **fields: Any,
+        self, row: int, conversation: Any = None, artifacts: Mapping[str, bytes] | None = None, **fields: Any
     ) -> None:
         """Let an attempt end, with what the engine and the rollout's server write."""
         done = record(row, 0, **fields)

@@ -25,11 +25,7 @@ from osmosis_ai.platform.runs.run_store import STOPPING
 from osmosis_ai.platform.worker import reporter, worker
 from osmosis_ai.platform.worker.client import StoreAwayError, StoredBytesError, WorkerClient
 from osmosis_ai.platform.worker.evaluation import EvalWork
-from osmosis_ai.platform.worker.process import (
-    WorkerExit,
-    WorkingDirectory,
-    worker_starter,
-)
+from osmosis_ai.platform.worker.process import WorkerExit, WorkingDirectory, worker_starter
 from osmosis_ai.platform.worker.training import TrainingWork
 from osmosis_ai.platform.worker.work import Interrupt, RunContainment, ShardEnd
 from osmosis_ai.platform.worker.worker import Worker

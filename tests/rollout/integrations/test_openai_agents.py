@@ -92,9 +92,7 @@ async def test_a_rollout_with_a_tool_call(model: StandInModel) -> None:
     assert sample.label is None and sample.reward is None
 
 
-async def test_concurrent_rollouts_share_only_the_configuration(
-    model: StandInModel,
-) -> None:
+async def test_concurrent_rollouts_share_only_the_configuration(model: StandInModel) -> None:
     class Config(AgentWorkflowConfig):
         model: interface.Model
 
@@ -163,9 +161,7 @@ async def test_a_second_session(model: StandInModel) -> None:
         assert isinstance(context.sample_source, ours.SessionSampleSource)
 
 
-async def test_items_without_a_chat_form(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_items_without_a_chat_form(caplog: pytest.LogCaptureFixture) -> None:
     with RolloutContext("http://host/v1", "K2", "r1") as context:
         session = ours.OsmosisMemorySession()
         await session.add_items([{"type": "of_another_world", "content": "hi"}])

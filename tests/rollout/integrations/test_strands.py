@@ -72,10 +72,7 @@ async def test_a_rollout_with_a_tool_call(model: StandInModel) -> None:
         {"role": "system", "content": text("Be short.")},
         {"role": "system", "content": text("You can count.")},
         {"role": "user", "content": text("6 * 7?")},
-        {
-            "role": "assistant",
-            "tool_calls": [{"id": "call_0", "type": "function", "function": called}],
-        },
+        {"role": "assistant", "tool_calls": [{"id": "call_0", "type": "function", "function": called}]},
         {"role": "tool", "tool_call_id": "call_0", "content": "42"},
     ]
     assert sample.trajectory_messages == [*sent, {"role": "assistant", "content": text("42")}]
@@ -86,9 +83,7 @@ async def test_a_rollout_with_a_tool_call(model: StandInModel) -> None:
     assert PROMPT[1]["content"] == "6 * 7?"
 
 
-async def test_a_truncated_answer(
-    model: StandInModel,
-) -> None:
+async def test_a_truncated_answer(model: StandInModel) -> None:
     model.respond = lambda body: Reply(content="the product is", finish_reason="length")
 
     async def run(ctx: Any) -> None:

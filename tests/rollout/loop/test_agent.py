@@ -28,12 +28,7 @@ from osmosis_ai.rollout import tools as t
 from osmosis_ai.rollout import utils as m
 from osmosis_ai.rollout.cli_utils import holds_an_agent_loop, load_agent_loop, names_an_attribute
 from osmosis_ai.rollout.core import exceptions as e
-from osmosis_ai.rollout.core.base import (
-    AgentLoopContext,
-    LLMClientProtocol,
-    RolloutAgentLoop,
-    RolloutResult,
-)
+from osmosis_ai.rollout.core.base import AgentLoopContext, LLMClientProtocol, RolloutAgentLoop, RolloutResult
 from osmosis_ai.rollout.core.exceptions import AgentLoopLoadError, ToolArgumentError, ToolExecutionError
 from osmosis_ai.rollout.server.api_key import API_KEY_PREFIX, generate_api_key, validate_api_key
 from osmosis_ai.rollout.tools import InvalidToolError, check_tools, normalize_tools

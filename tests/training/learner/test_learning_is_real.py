@@ -22,12 +22,7 @@ with lazily("torch"):
     from osmosis_ai.training.learner import forward_backward as passes_module
     from osmosis_ai.training.learner.learner import Learner, StepRefusedError
     from osmosis_ai.training.objective.batches import UnsampledTokenError, collate
-    from tests.training.learner_builders import (
-        Sample,
-        quoting_another_agent,
-        sample_additions,
-        tiny_learner,
-    )
+    from tests.training.learner_builders import Sample, quoting_another_agent, sample_additions, tiny_learner
 
 STEPS = 2
 # By how many nats the log-probability of right answers must rise against that of wrong ones.

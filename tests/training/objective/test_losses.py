@@ -29,11 +29,7 @@ with lazily("torch"):
         plan_micro_batches,
         training_rows,
     )
-    from osmosis_ai.training.objective.losses import (
-        k3_divergence,
-        policy_objective,
-        score_tokens,
-    )
+    from osmosis_ai.training.objective.losses import k3_divergence, policy_objective, score_tokens
     from osmosis_ai.training.objective.sequences import TokenSequence
 
 LOSS_TYPES = ["grpo", "dapo", "dr_grpo", "gspo"]

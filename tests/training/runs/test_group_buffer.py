@@ -436,13 +436,7 @@ def simulated_step_s(max_staleness: int, slow: float, seed: int = 0, pace: float
 
 @pytest.mark.parametrize(
     ("max_staleness", "pace", "low", "high"),
-    [
-        (0, 1, 2.0, 2.5),
-        (1, 1, 1.2, 1.6),
-        (4, 1, 1.0, 1.15),
-        (4, 2, 1.0, 1.15),
-        (4, 4, 1.0, 1.15),
-    ],
+    [(0, 1, 2.0, 2.5), (1, 1, 1.2, 1.6), (4, 1, 1.0, 1.15), (4, 2, 1.0, 1.15), (4, 4, 1.0, 1.15)],
 )
 def test_slow_attempts_hardly_delay_steps_that_sample_ahead(
     max_staleness: int, pace: float, low: float, high: float

@@ -100,10 +100,7 @@ FLAT = [0.3, 0.28, 0.32, 0.31, 0.29] * 4
             True,
         ),
         (
-            {
-                "rollout/raw_reward": [0.2] * 5 + [0.9] * 15,
-                "rollout/response_lengths": [400] * 5 + [20] * 15,
-            },
+            {"rollout/raw_reward": [0.2] * 5 + [0.9] * 15, "rollout/response_lengths": [400] * 5 + [20] * 15},
             None,
             "",
             False,
@@ -151,10 +148,7 @@ def test_each_trouble_is_reported_once_where_it_begins(
     assert TrainingCurves.of(known, {}, [], []).collapsed is is_bad
 
 
-@pytest.mark.parametrize(
-    ("at_start", "best"),
-    [(0.35, "b"), (0.5, "b"), (0.51, None)],
-)
+@pytest.mark.parametrize(("at_start", "best"), [(0.35, "b"), (0.5, "b"), (0.51, None)])
 def test_best_checkpoint_is_as_good_as_the_start(at_start: float, best: str | None) -> None:
     saved = [SavedAdapter("a", 5, 0.4), SavedAdapter("b", 10, 0.5)]
     rates = [(0, at_start), (5, 0.4), (10, 0.5)]

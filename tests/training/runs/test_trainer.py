@@ -324,10 +324,7 @@ async def test_a_validation_that_fell_below_the_start_beyond_chance_is_told_then
     assert "below its initial value" in records[4].warnings[-1] and "became worse" in str(ending.warning)
     assert [
         note for note in world.told.notes if "below its initial value" in note or note == ending.warning
-    ] == [
-        records[4].warnings[-1],
-        ending.warning,
-    ]
+    ] == [records[4].warnings[-1], ending.warning]
     assert records[4].metrics["eval/validation/reward_low"] < records[4].metrics["eval/validation/reward"]
     by_row = records[4].validation_rewards.values()
     assert sum(by_row) / len(by_row) == pytest.approx(records[4].metrics["eval/validation/reward"])

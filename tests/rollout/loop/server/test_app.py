@@ -400,12 +400,7 @@ async def test_registration(platform: Platform, detected: list[bool]) -> None:
     line = await register(api_key="osm_rollout_k")
     assert line == f"[OK] Registered with {PLATFORM_URL} as 127.0.0.1:9000 (0 active rollouts)"
     assert platform.registrations() == [
-        {
-            "host": "127.0.0.1",
-            "port": 9000,
-            "agent_loop_name": "calculator",
-            "api_key": "osm_rollout_k",
-        }
+        {"host": "127.0.0.1", "port": 9000, "agent_loop_name": "calculator", "api_key": "osm_rollout_k"}
     ]
     assert platform.register.calls.last.request.headers["Authorization"] == "Bearer osm_u_canary"
     platform.register.respond(json={**REGISTERED, "status": "unhealthy"})

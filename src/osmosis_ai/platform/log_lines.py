@@ -52,10 +52,11 @@ def bounded_details(details: dict[str, Any], redactor: Redactor) -> dict[str, An
     """Return the facts of a line as a log keeps them: JSON without secrets, of a bounded size and depth."""
     if _is_deeper(details, _MOST_LEVELS):
         return {"truncated": f"facts within facts, more than {_MOST_LEVELS} levels"}
-    text = json.dumps(redactor.tree(details), default=str)
+    text = storable(json.dumps(redactor.tree(details), default=str, ensure_ascii=False))
     if len(text) > _MAX_DETAILS_CHARS:
-        return {"truncated": storable(text[:_MAX_DETAILS_CHARS])}
-    readable: dict[str, Any] = json.loads(text)
+        return {"truncated": text[:_MAX_DETAILS_CHARS]}
+    # JSON escapes NUL, and has neither NaN nor infinities.
+    readable: dict[str, Any] = json.loads(text.replace("\\u0000", "\\ufffd"), parse_constant=str)
     return readable
 
 

@@ -39,7 +39,7 @@ class LogStore:
                 "subject_id": subject_id,
                 "timestamp": line.timestamp or now,
                 "level": line.level,
-                "step": line.step[:64],
+                "step": storable(line.step[:64]),
                 "message": bounded(storable(line.message)),
                 "details": None if line.details is None else bounded_details(line.details, _NOTHING_SECRET),
             }

@@ -105,23 +105,26 @@ def test_an_imported_run_is_listed_described_and_downloaded_with_numbers_of_our_
 def test_a_run_of_a_newer_protocol_brings_its_log(api: TestClient, run: LocalRun) -> None:
     run.files["logs.txt"] = (
         b'2026-11-02T08:01:00.5Z WARNING [run] the model is slow {"row_index": 0, "run_index": 1}\n'
-        b"9999-99-99T00:00 INFO [run] when\n" + b"no format \xff\n" * 10_000
+        b"9999-99-99T00:00 INFO [run] when\n2026-11-02T08:00:00 INFO [r\0un] in no time zone "
+        b'{"x": NaN, "y": "\\u0000"}\n' + b"no format \xff\n" * 10_000
     )
     versions = {"rollout_protocol": "0.4", "dataset_normalization": 1, "state_schema": 1}
     assert run.upload(api, schema_versions=versions, reimport=False).json()["status"] == "finalized"
     page = {"limit": 2, "direction": "newer"}
     log = api.get(f"/api/cli/eval-runs/{run.name}/logs", params=page).json()["logs"]
     assert all("no format" in line["message"] for line in log), "the last lines are kept"
-    run.files["logs.txt"] = run.files["logs.txt"][:200]
+    run.files["logs.txt"] = run.files["logs.txt"][:300]
     other = LocalRun(name="maze-2", files=run.files)
     other.upload(api, local_run_id="2" * 32)
-    first, second, *_ = api.get(f"/api/cli/eval-runs/{other.name}/logs").json()["logs"]
+    first, second, third, *_ = api.get(f"/api/cli/eval-runs/{other.name}/logs").json()["logs"]
     assert (first["level"], first["step"], first["timestamp"]) == (
         "warning",
         "run",
         "2026-11-02T08:01:00.500Z",
     )
     assert first["message"] == "the model is slow (row 0, attempt 1)" and second["message"] == "when"
+    assert third["message"] == "in no time zone" and "\0" not in third["step"]
+    assert third["details"] == {"x": "NaN", "y": "\N{REPLACEMENT CHARACTER}"}
 
 
 CALL = {

@@ -429,7 +429,7 @@ def _read_log(blobs: BlobStore, file: DbEvalImportFile) -> list[LogLine]:
 def _moment(text: str | None) -> datetime | None:
     with suppress(ValueError):
         moment = parse_timestamp(text or "")
-        return moment if 2000 <= moment.year <= 2999 else None
+        return moment if moment.tzinfo and 2000 <= moment.year <= 2999 else None
     return None
 
 
